@@ -1,0 +1,46 @@
+/* Server: the engine thread of rank 0.  Turns requests into sequences, steps and events; owns caches, blocks and leases.
+ *
+ * The front thread submits decoded requests and collects events; both sides meet in two mutex-guarded queues, each with an
+ * eventfd, so that neither ever waits for the other's work.  Only the engine thread calls the engine (and so MPI).
+ * Knows no bytes, no ZeroMQ; sees no tensor but rows of results and opaque pieces of KV.
+ */
+#ifndef DSKV_DAEMON_SERVER_H
+#define DSKV_DAEMON_SERVER_H
+
+#include "daemon/config.h"
+#include "ipc/message.h"
+#include "ipc/transport.h"
+#include "parallel/engine.h"
+
+struct dskv_server;
+
+/* Starts the engine thread.  The engine and the config must outlive the server. */
+enum dskv_exit dskv_server_open(struct dskv_engine *engine, const struct dskv_config *config, struct dskv_server **server,
+                                struct dskv_error *error);
+/* Stops the engine thread after its current step, answers what is unfinished with `draining`, and frees everything. */
+void dskv_server_close(struct dskv_server **server);
+
+/* Front thread: hands a request over (the server owns and clears it).  Every request that does not fail here gets exactly one
+ * last event, DSKV_EVENT_RESULT or DSKV_EVENT_ERROR.  DSKV_BUSY, DSKV_DRAINING: refused, the caller answers and clears. */
+enum dskv_code dskv_server_submit(struct dskv_server *server, const struct dskv_route *route, struct dskv_request *request,
+                                  struct dskv_error *error);
+/* Front thread: marks a request of this route for cancellation; 1 when one was in flight. */
+int dskv_server_cancel(struct dskv_server *server, const struct dskv_route *route, uint64_t id);
+/* Front thread: the client is gone; its requests are cancelled (its caches stay until their lease ends). */
+void dskv_server_route_lost(struct dskv_server *server, const struct dskv_route *route);
+
+/* Readable when events wait. */
+int dskv_server_event_fd(const struct dskv_server *server);
+/* The next event, already encoded, for a route: 1, or 0 when there is none. */
+int dskv_server_next_event(struct dskv_server *server, struct dskv_route *route, struct dskv_frames *frames);
+
+/* Counters as they stand; safe from any thread. */
+void dskv_server_stats(struct dskv_server *server, struct dskv_stats_result *stats);
+
+/* No new work from now on; dskv_server_idle is 1 when all accepted work has been answered. */
+void dskv_server_drain(struct dskv_server *server);
+int dskv_server_idle(struct dskv_server *server);
+/* Not 0 when a step failed: the exit code for the job, with its sentence. */
+enum dskv_exit dskv_server_failed(struct dskv_server *server, struct dskv_error *error);
+
+#endif
