@@ -26,6 +26,10 @@ enum dskv_code dskv_server_submit(struct dskv_server *server, const struct dskv_
                                   struct dskv_error *error);
 /* Front thread: marks a request of this route for cancellation; 1 when one was in flight. */
 int dskv_server_cancel(struct dskv_server *server, const struct dskv_route *route, uint64_t id);
+/* Front thread: what every request carries, for one that the front answers itself (ping, info, stats, cancel): renews the
+ * lease of its session and frees the caches of its `free` list, before anything that is submitted later.  Never waits for a
+ * step; the request stays the caller's. */
+void dskv_server_note(struct dskv_server *server, const struct dskv_request *request);
 /* Front thread: the client is gone; its requests are cancelled (its caches stay until their lease ends). */
 void dskv_server_route_lost(struct dskv_server *server, const struct dskv_route *route);
 
@@ -34,7 +38,8 @@ int dskv_server_event_fd(const struct dskv_server *server);
 /* The next event, already encoded, for a route: 1, or 0 when there is none. */
 int dskv_server_next_event(struct dskv_server *server, struct dskv_route *route, struct dskv_frames *frames);
 
-/* Counters as they stand; safe from any thread. */
+/* Counters as they stand; safe from any thread.  stats->ranks must be the caller's array of engine_info.n_ranks entries; all
+ * but stats->backlog_bytes (the front's) is filled. */
 void dskv_server_stats(struct dskv_server *server, struct dskv_stats_result *stats);
 
 /* No new work from now on; dskv_server_idle is 1 when all accepted work has been answered. */

@@ -24,9 +24,7 @@ enum dskv_exit {
     DSKV_EXIT_BUG = 8,       /* an assertion failed */
 };
 
-/* The name on the wire ("pool_full"), "ok" for DSKV_OK.  Never null for a valid code. */
-const char *dskv_code_name(enum dskv_code code);
-/* The code of a name; DSKV_N_CODES when there is none. */
+/* The code of a name (the inverse of dskv_code_name); DSKV_N_CODES when there is none. */
 enum dskv_code dskv_code_from_name(const char *name);
 
 /* Fills *error (which may be null) with a code and a sentence, clears its details, and returns the code. */

@@ -8,6 +8,9 @@
 
 #include <stdint.h>
 
+/* What libdskv exports. */
+#define DSKV_API __attribute__((visibility("default")))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -48,6 +51,9 @@ enum dskv_code {
 #undef DSKV_CODE_ENUM
     DSKV_N_CODES
 };
+
+/* The name on the wire ("pool_full"), "ok" for DSKV_OK.  Never null for a valid code. */
+DSKV_API const char *dskv_code_name(enum dskv_code code);
 
 /* Which details of an error are set. */
 enum dskv_detail {

@@ -11,9 +11,9 @@
 #ifndef DSKV_IPC_MESSAGE_H
 #define DSKV_IPC_MESSAGE_H
 
+#include "base/dtype.h"
 #include "base/limits.h"
 #include "base/status.h"
-#include "kernels/tensor.h"
 
 #include <stdint.h>
 

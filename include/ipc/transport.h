@@ -22,6 +22,9 @@ struct dskv_transport;
  * loopback is refused (DSKV_EXIT_USAGE) unless insecure is set. */
 enum dskv_exit dskv_transport_open(const char *const *endpoints, int n, int insecure, struct dskv_transport **transport,
                                    struct dskv_error *error);
+/* The endpoint that endpoints[i] was bound to, with the real port where it asked for any ("tcp://127.0.0.1:*"); the
+ * transport's memory. */
+const char *dskv_transport_endpoint(const struct dskv_transport *transport, int i);
 /* Unlinks ipc sockets; gives waiting replies linger_ms to leave. */
 void dskv_transport_close(struct dskv_transport **transport, int linger_ms);
 
