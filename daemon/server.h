@@ -17,7 +17,7 @@ struct dskv_server;
 /* Starts the engine thread.  The engine and the config must outlive the server. */
 enum dskv_exit dskv_server_open(struct dskv_engine *engine, const struct dskv_config *config, struct dskv_server **server,
                                 struct dskv_error *error);
-/* Stops the engine thread after its current step, answers what is unfinished with `draining`, and frees everything. */
+/* Ends the engine thread after its current step and frees everything, events that were not collected included. */
 void dskv_server_close(struct dskv_server **server);
 
 /* Front thread: hands a request over (the server owns and clears it).  Every request that does not fail here gets exactly one
@@ -42,8 +42,10 @@ int dskv_server_next_event(struct dskv_server *server, struct dskv_route *route,
  * but stats->backlog_bytes (the front's) is filled. */
 void dskv_server_stats(struct dskv_server *server, struct dskv_stats_result *stats);
 
-/* No new work from now on; dskv_server_idle is 1 when all accepted work has been answered. */
+/* No new work from now on; dskv_server_idle is 1 when all accepted work has been answered: its last events can be collected
+ * with dskv_server_next_event.  stop is drain, but what is unfinished after the current step is answered with `draining`. */
 void dskv_server_drain(struct dskv_server *server);
+void dskv_server_stop(struct dskv_server *server);
 int dskv_server_idle(struct dskv_server *server);
 /* Not 0 when a step failed: the exit code for the job, with its sentence. */
 enum dskv_exit dskv_server_failed(struct dskv_server *server, struct dskv_error *error);

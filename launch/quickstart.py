@@ -56,7 +56,7 @@ def main(endpoint, directory):
     prompt = encode(PROMPT)
     with dskv.connect(endpoint) as client:
         info = client.info()
-        print(f"quickstart: {info['family']} on {info['ranks']} ranks, {info['device']}")
+        print(f"quickstart: {info['family']} on {info['n_ranks']} ranks, {info['device']}")
 
         loops = {"whole sequence each step": without_cache, "last two tokens on a cut cache": with_cut_cache}
         texts = []
@@ -71,11 +71,10 @@ def main(endpoint, directory):
             raise SystemExit(f"quickstart: the text does not contain {city!r}")
 
         base = client.forward(prompt, argmax=True)
-        left = client.generate([int(base.argmax[-1])], prefix=base.cache, max_tokens=4)
-        right = client.generate([ids[-1]], prefix=base.cache, max_tokens=4)
-        print(f"fork: two continuations of one cache of {len(base.cache)} tokens: "
-              f"cached {left.cached} and {right.cached}, computed {left.computed} and {right.computed}, "
-              f"{decode(left.tokens.tolist())!r} and {decode(right.tokens.tolist())!r}")
+        for first in (int(base.argmax[-1]), ids[-1]):
+            branch = client.generate([first], prefix=base.cache, max_tokens=4)
+            print(f"fork: of one cache of {len(base.cache)} tokens: cached {branch.cached}, computed {branch.computed}: "
+                  f"{decode(prompt + [first] + branch.tokens.tolist())}")
 
         cut = client.forward(prompt[3:], prefix=base.cache[:3], argmax=True)
         print(f"cut: to 3 tokens, then {len(prompt) - 3} again: cached {cut.cached}, computed {cut.computed}, "

@@ -2,6 +2,7 @@
 
 #include "base/limits.h"
 #include "base/memory.h"
+#include "parallel/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,10 +43,10 @@ enum dskv_exit dskv_json_read(const char *path, struct dskv_json **document, str
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang the start */
     if (fd < 0)
-        return dskv_fail_exit(error, DSKV_EXIT_MODEL, "%s cannot be opened: %s", path, strerror(errno));
+        return dskv_fail_exit(error, DSKV_EXIT_MODEL, "%s cannot be opened: %s", dskv_path_tail(path), strerror(errno));
     char *text = NULL;
     size_t n = 0;
-    enum dskv_exit code = read_text(fd, path, &text, &n, error);
+    enum dskv_exit code = read_text(fd, dskv_path_tail(path), &text, &n, error);
     close(fd);
     if (code == DSKV_EXIT_OK)
         code = dskv_json_parse(path, text, n, document, error);
@@ -57,6 +58,7 @@ enum dskv_exit dskv_json_parse(const char *path, const char *text, size_t n, str
                                struct dskv_error *error)
 {
     json_error_t where;
+    path = dskv_path_tail(path);
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &where);
     if (!root)
         return dskv_fail_exit(error, DSKV_EXIT_MODEL, "%s is not valid JSON: line %d: %.100s", path, where.line,

@@ -1,7 +1,7 @@
 /* JSON: reading files of the model directory as a tree of values.
  *
- * Owns: the parser and its hardness (duplicate keys, sizes, depth, trailing text).  Knows nothing of what a file means.  The
- * only user of jansson is json.c.  Values belong to the document that they come from and live as long as it does.
+ * Owns: the parser and its hardness (duplicate keys, sizes, depth, trailing text).  Knows nothing of what a file means.
+ * The only user of jansson is json.c.  Values belong to the document that they come from and live as long as it does.
  */
 #ifndef DSKV_PARALLEL_JSON_H
 #define DSKV_PARALLEL_JSON_H

@@ -1,7 +1,8 @@
 /* Shard: which heads, MLP columns and ids of the vocabulary belong to a rank.  Pure arithmetic. */
 #include "parallel/model.h"
 
-/* Part `index` of n things over n_parts, contiguous, as evenly as it goes: the first n % n_parts parts have one more. */
+/* Part `index` of n things over n_parts, contiguous, as evenly as it goes: the first n % n_parts parts have one more.
+ */
 static void split(int32_t n, int32_t n_parts, int32_t index, int32_t *first, int32_t *count)
 {
     int32_t each = n / n_parts, more = n % n_parts;
@@ -9,7 +10,8 @@ static void split(int32_t n, int32_t n_parts, int32_t index, int32_t *first, int
     *count = each + (index < more);
 }
 
-/* The same in units of DSKV_SPLIT_UNIT, so that a prepared weight's tiles are not torn; the last unit may be shorter. */
+/* The same in units of DSKV_SPLIT_UNIT, so that a prepared weight's tiles are not torn; the last unit may be shorter.
+ */
 static void split_units(int32_t n, int32_t n_parts, int32_t index, int32_t *first, int32_t *count)
 {
     int32_t first_unit, n_units;
@@ -29,9 +31,9 @@ enum dskv_exit dskv_shard_of(const struct dskv_model *model, int rank, int n_ran
                 model->n_heads, model->n_kv_heads);
     int32_t most = model->n_heads < DSKV_MAX_RANKS ? model->n_heads : DSKV_MAX_RANKS;
     if (n_ranks > most) {
-        enum dskv_exit code = dskv_fail_exit(error, DSKV_EXIT_USAGE,
-                                             "%d ranks are too many: the model has %d query heads, so 1 to %d ranks are valid",
-                                             n_ranks, model->n_heads, most);
+        enum dskv_exit code = dskv_fail_exit(
+            error, DSKV_EXIT_USAGE, "%d ranks are too many: the model has %d query heads, so 1 to %d ranks are valid",
+            n_ranks, model->n_heads, most);
         dskv_error_set_valid(error, "1 to %d", most);
         return code;
     }

@@ -4,9 +4,9 @@
  * on the wire is one msgpack map (the header frame), then raw little-endian tensor frames that it describes; this file
  * gives the wire's field names, ipc/PROTOCOL.md explains them.  Knows nothing of sequences, blocks or ZeroMQ.
  *
- * Ownership: a decoded message owns all memory that it points to (tensors are copied to aligned memory, but for the bytes of
- * `part`, which stay in the frame) and is released with dskv_request_clear / dskv_event_clear.  A message that is only
- * encoded may point anywhere; clear must then not be called.
+ * Ownership: a decoded message owns all memory that it points to (tensors lie in the frames it took over, or in an aligned
+ * copy where a frame starts at an odd address) and is released with dskv_request_clear / dskv_event_clear.  A message that is
+ * only encoded may point anywhere; clear must then not be called.
  */
 #ifndef DSKV_IPC_MESSAGE_H
 #define DSKV_IPC_MESSAGE_H
@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #define DSKV_PROTOCOL_VERSION 1
+#define DSKV_MAX_VERSIONS 16 /* in one hello */
 
 struct dskv_id { /* 128 random bits: a cache, a session (msgpack bin of 16 bytes) */
     uint8_t bytes[16];
@@ -25,7 +26,7 @@ struct dskv_id { /* 128 random bits: a cache, a session (msgpack bin of 16 bytes
 
 /* A tensor in a frame: {dtype: "f32", shape: [..], frame: n}; n counts from 1, the header frame is 0. */
 struct dskv_wire_tensor {
-    const void *data; /* null: absent */
+    const void *data; /* null: absent; an empty tensor that was decoded has data */
     enum dskv_dtype dtype;
     int32_t n_dims;   /* 1 .. 3 */
     int64_t shape[3];
@@ -124,7 +125,7 @@ struct dskv_request {
     int32_t n_free;
     struct dskv_id *free;       /* free?: caches to free first; unknown ids are passed over */
     union {
-        struct { char client[64]; int32_t n_versions; int32_t versions[16]; } hello; /* client?, versions? */
+        struct { char client[64]; int32_t n_versions; int32_t versions[DSKV_MAX_VERSIONS]; } hello; /* client?, versions? */
         struct { uint64_t request; } cancel;               /* request: of the same route */
         struct { int32_t n; struct dskv_forward_sequence *sequences; } forward;
         struct dskv_verify verify;
@@ -153,6 +154,8 @@ enum dskv_event_kind {
     DSKV_EVENT_CREDIT, /* import: n more parts may come */
     DSKV_N_EVENT_KINDS
 };
+/* "result", "error", ...; null past the end. */
+const char *dskv_event_kind_name(enum dskv_event_kind kind);
 
 /* What a cache is: fields cache, length, origin.  cache is nil (present = 0) when none was made. */
 struct dskv_cache_ref {

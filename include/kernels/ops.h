@@ -155,6 +155,7 @@ struct dskv_attention {
     const int32_t *kv_head_of_head;          /* device [n_heads_local]: local KV head of each local query head, ascending */
     const struct dskv_attention_work *work;  /* device [n_work] */
     int32_t n_work;
+    int32_t max_keys;                        /* keys of the longest row, so that a grid can be sized; 0: not known */
     const int32_t *tables;                   /* device: block ids */
     struct dskv_tensor q, out;               /* activation [rows, n_heads_local * head_dim] */
 };

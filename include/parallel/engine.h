@@ -55,6 +55,10 @@ void dskv_engine_close(struct dskv_engine **engine);
 /* Ranks other than 0: executes commands until stop; sleeps while there are none (under 2 % of a core). */
 enum dskv_exit dskv_engine_work(struct dskv_engine *engine);
 
+/* Rank 0, any thread, without waiting: looks whether every other rank still lives; DSKV_EXIT_RANK_LOST with a sentence when
+ * one has ended that was not told to. */
+enum dskv_exit dskv_engine_check(const struct dskv_engine *engine, struct dskv_error *error);
+
 /* What was opened; constant. */
 struct dskv_engine_info {
     struct dskv_model model;

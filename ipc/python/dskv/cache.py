@@ -30,7 +30,7 @@ def _stop_of(key: object, length: int) -> int:
     if stop > length:
         raise Error(
             "cut_past_end",
-            f"the prefix of {stop} tokens is longer than the cache of {length}",
+            f"a prefix of {stop} tokens is longer than its cache of {length}",
             {"length": stop, "limit": length, "field": "prefix"},
         )
     return max(stop + length, 0) if stop < 0 else stop
@@ -75,9 +75,9 @@ class Prefix:
 class Cache:
     """The keys and values of a sequence of tokens, held by the server.  Nothing ever changes one.
 
-    ``len(cache)`` is its number of tokens; ``cache[:n]`` names its first n (negative n as Python has it; past the end raises
-    ``cut_past_end``).  It is true even at length 0.  When the last reference goes, the server is told with the next call;
-    ``free()`` or ``with`` tell it at once.
+    ``len(cache)`` is its number of tokens; ``cache[:n]`` names its first n (negative n as Python has it; past the end
+    raises ``cut_past_end``).  It is true even at length 0.  When the last reference goes, the server is told with the
+    next call; ``free()`` or ``with`` tell it at once.
 
         with client.forward(prompt).cache as cache:
             b = client.forward([7], prefix=cache[:-1])
@@ -125,8 +125,8 @@ class Cache:
 
         Each is a numpy array [1, n_kv_heads, length, head_dim] in the cache's dtype (float32, float16 or
         ml_dtypes.bfloat16), keys after rotary, all heads of the model whatever the number of ranks.  The tuple also has
-        ``tokens``, ``model`` (fingerprint) and ``origin``.  ``timeout`` is the longest time without progress, in seconds.
-        Errors: unknown_cache, timeout, unreachable.
+        ``tokens``, ``model`` (fingerprint) and ``origin``.  ``timeout`` is the longest time without progress,
+        in seconds.  Errors: unknown_cache, timeout, unreachable.
 
             pkv = cache.export()
             keys, values = pkv[0]
@@ -134,7 +134,7 @@ class Cache:
         return self._client._export(self, len(self._tokens), timeout)
 
     def free(self) -> None:
-        """Gives the cache up now.  Twice is harmless; prefixes and caches made from it: the former end, the latter stay."""
+        """Gives the cache up now; twice is harmless.  Its slices end with it, caches made from it stay."""
         if self._held:
             self._held = False
             self._client._free(self._id)

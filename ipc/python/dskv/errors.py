@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+#: Every code, as ipc/PROTOCOL.md explains them.
+CODES = frozenset(
+    """bad_message unknown_operation unknown_field bad_type bad_value token_out_of_range empty_request no_row too_long
+    unknown_cache cut_past_end pool_full busy wrong_dtype wrong_shape wrong_model not_finite reply_too_large unsupported
+    draining deadline cancelled timeout unreachable version_mismatch internal""".split()
+)
+
 
 class Error(Exception):
     """A call failed and changed nothing.
 
     ``code`` is one of bad_message, unknown_operation, unknown_field, bad_type, bad_value, token_out_of_range,
-    empty_request, no_row, too_long, unknown_cache, cut_past_end, pool_full, busy, wrong_dtype, wrong_shape, wrong_model,
-    not_finite, reply_too_large, unsupported, draining, deadline, cancelled, timeout, unreachable, version_mismatch and
-    internal.  ``message`` is one sentence for a person.  ``details`` is a dict of what a program may want to know: needed,
-    free, limit, length, index (integers), field and valid (strings); only those that apply are there.
+    empty_request, no_row, too_long, unknown_cache, cut_past_end, pool_full, busy, wrong_dtype, wrong_shape,
+    wrong_model, not_finite, reply_too_large, unsupported, draining, deadline, cancelled, timeout, unreachable,
+    version_mismatch and internal.  ``message`` is one sentence for a person.  ``details`` is a dict of what a program
+    may want to know: needed, free, limit, length, index (integers), field and valid (strings); only those that apply
+    are there.
 
         try:
             client.forward(tokens)

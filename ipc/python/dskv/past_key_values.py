@@ -11,14 +11,14 @@ from typing import Any, Sequence
 import numpy as np
 
 from .errors import Error
-from .wire import wire_dtype_of
+from .protocol import numpy_dtype
 
 
 class PastKeyValues(tuple):
     """A tuple of (k, v) per layer, each a numpy array [1, n_kv_heads, length, head_dim], as transformers lays them out.
 
-    ``tokens`` int32 [length], ``model`` the fingerprint of the model that made them, ``origin`` the numerics id of the cache
-    ("foreign" when it was imported).  ``client.import_cache(pkv, pkv.tokens)`` makes a cache of it again.
+    ``tokens`` int32 [length], ``model`` the fingerprint of the model that made them, ``origin`` the numerics id of the
+    cache ("foreign" when it was imported).  ``client.import_cache(pkv, pkv.tokens)`` makes a cache of it again.
     """
 
     tokens: np.ndarray
@@ -60,7 +60,7 @@ def _array_of(value: Any, what: str) -> np.ndarray:
         torch = sys.modules["torch"]
         tensor = value.detach().cpu().contiguous()
         if tensor.dtype == torch.bfloat16:  # numpy has no such type: carry the bits over
-            return tensor.view(torch.int16).numpy().view(wire_dtype_of("bf16"))
+            return tensor.view(torch.int16).numpy().view(numpy_dtype("bf16"))
         return tensor.numpy()
     raise Error("bad_type", f"{what} is a {type(value).__name__}, not an array or a tensor", {"field": "pkv"})
 
@@ -70,7 +70,7 @@ def read_layers(pkv: Any, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     wrong_dtype."""
     layers: list[tuple[np.ndarray, np.ndarray]] = []
     for index, pair in enumerate(_pairs_of(pkv)):
-        arrays = []
+        arrays: list[np.ndarray] = []
         for name, value in zip("kv", pair):
             what = f"{'keys' if name == 'k' else 'values'} of layer {index}"
             array = _array_of(value, what)
@@ -89,7 +89,9 @@ def read_layers(pkv: Any, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
                 )
             if array.dtype != first.dtype:
                 raise Error(
-                    "wrong_dtype", f"{what} are {array.dtype}, the first are {first.dtype}", {"field": "pkv", "index": index}
+                    "wrong_dtype",
+                    f"{what} are {array.dtype}, the first are {first.dtype}",
+                    {"field": "pkv", "index": index},
                 )
             arrays.append(array[0])
         layers.append((arrays[0], arrays[1]))

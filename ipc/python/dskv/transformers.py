@@ -20,8 +20,8 @@ def _tensor_of(array: np.ndarray) -> Any:
 
 
 def to_dynamic_cache(pkv: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """What a model's ``past_key_values`` argument takes, made from an export: a DynamicCache where transformers has one (4.36
-    on), else the tuple of tensors that older ones take.  The tensors are copies, on the CPU.
+    """What a model's ``past_key_values`` argument takes, made from an export: a DynamicCache where transformers has one
+    (4.36 on), else the tuple of tensors that older ones take.  The tensors are copies, on the CPU.
 
         pkv = a.cache.export()
         model(torch.tensor([[token]]), past_key_values=to_dynamic_cache(pkv))

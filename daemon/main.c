@@ -1,0 +1,157 @@
+/* dskvd: options, then the engine on every rank, then rank 0 serves (or replays) and the others work; the end in
+ * reverse.
+ *
+ * Failures: each rank may fail to start, all of them agree on one code, and rank 0 prints the one sentence.  Before MPI
+ * is up, the launcher's environment tells who is rank 0, so that a wrong option is told once, too.
+ */
+#include "base/version.h"
+#include "daemon/config.h"
+#include "daemon/describe.h"
+#include "daemon/front.h"
+#include "daemon/replay.h"
+#include "daemon/server.h"
+#include "daemon/signals.h"
+#include "ipc/transport.h"
+#include "parallel/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LINGER_MS 500 /* for replies that are on their way when the transport closes */
+
+/* This process's rank as mpirun or srun tells it to every child; 0 when it was started by hand. */
+static int launched_rank(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value)
+            return (int)strtol(value, NULL, 10);
+    }
+    return 0;
+}
+
+/* Tells a failure that every rank met alike: rank 0 says it, the others wait for the launcher to end them, since their
+ * own exit could end rank 0 before it has spoken. */
+static enum dskv_exit fail(enum dskv_exit code, int rank, const struct dskv_error *error)
+{
+    if (rank == 0)
+        fprintf(stderr, "dskvd: %s\n", error->message);
+    else
+        sleep(2);
+    return code;
+}
+
+/* What needs no engine and no other rank. */
+static enum dskv_exit run_alone(const struct dskv_config *config, struct dskv_error *error)
+{
+    struct dskv_model model;
+    char text[512];
+    enum dskv_exit code;
+    switch (config->command) {
+    case DSKV_HELP: dskv_config_help(); break;
+    case DSKV_PRINT_VERSION: puts("dskvd " DSKV_VERSION); break;
+    case DSKV_PRINT_CONFIG: dskv_config_print(config); break;
+    default:
+        code = dskv_model_check(config->model, &model, error);
+        if (code)
+            return fail(code, 0, error);
+        dskv_describe_model(&model, config->model, text, sizeof text);
+        puts(text);
+    }
+    return DSKV_EXIT_OK;
+}
+
+static struct dskv_engine_options engine_options(const struct dskv_config *config)
+{
+    return (struct dskv_engine_options){
+        .model_dir = config->model,
+        .device = config->device,
+        .dtype = config->dtype,
+        .kv_dtype = config->kv_dtype,
+        .kv_cache_bytes = config->kv_cache_memory,
+        .memory_fraction = config->memory_fraction,
+        .max_model_len = config->max_model_len,
+        .max_batch_tokens = config->max_batch_tokens,
+        .max_sequences = config->max_sequences,
+        .block_tokens = config->block_tokens,
+        .n_threads = config->threads,
+        .tensor_parallel = config->tensor_parallel,
+        .check_plans = config->log_level == DSKV_LOG_DEBUG,
+    };
+}
+
+/* Rank 0, between the opening and the closing of the engine. */
+static enum dskv_exit serve(struct dskv_engine *engine, struct dskv_transport *transport,
+                            const struct dskv_config *config, struct dskv_error *error)
+{
+    struct dskv_server *server = NULL;
+    enum dskv_exit code = dskv_server_open(engine, config, &server, error);
+    if (code)
+        return code;
+    code = dskv_front_run(transport, server, engine, config, error);
+    if (!code)
+        dskv_server_close(
+            &server); /* after a failed step its thread may wait for a rank that is gone: the job is ended */
+    return code;
+}
+
+/* Rank 0's work or another's.  A failure after the start ends the job from here: other ranks may not listen any more.
+ */
+static void run(struct dskv_engine *engine, int rank, struct dskv_transport **transport,
+                const struct dskv_config *config, struct dskv_error *error)
+{
+    enum dskv_exit code;
+    if (rank != 0) {
+        dskv_signals_ignore();
+        code = dskv_engine_work(engine);
+        if (code)
+            dskv_parallel_abort(code);
+        return;
+    }
+    code = config->command == DSKV_REPLAY ? dskv_replay(engine, config->replay, stdout, error)
+                                          : serve(engine, *transport, config, error);
+    dskv_transport_close(transport, LINGER_MS);
+    if (code) {
+        fail(code, 0, error);
+        dskv_parallel_abort(code);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct dskv_config config;
+    struct dskv_error error = {0};
+    enum dskv_exit code = dskv_config_parse(argc, argv, &config, &error);
+    int rank = launched_rank(), n_ranks;
+    if (code)
+        return fail(code, rank, &error);
+    if (config.command != DSKV_RUN && config.command != DSKV_REPLAY)
+        return rank == 0 ? run_alone(&config, &error) : DSKV_EXIT_OK;
+
+    struct dskv_transport *transport = NULL;
+    struct dskv_engine *engine = NULL;
+    dskv_log_open(config.log_level, rank);
+    dskv_signals_open();
+    code = dskv_parallel_start(&rank, &n_ranks, &error);
+    if (code)
+        return fail(code, rank, &error);
+    if (rank == 0 && config.command == DSKV_RUN) /* before the weights are read: a port that is taken is told at once */
+        code = dskv_transport_open(config.listen, config.n_listen, config.insecure, &transport, &error);
+    code = dskv_parallel_agree(code, &error);
+    if (!code) {
+        struct dskv_engine_options options = engine_options(&config);
+        code = dskv_engine_open(&options, &engine, &error);
+    }
+    if (code && rank == 0)
+        fail(code, rank, &error);
+    if (!code) {
+        run(engine, rank, &transport, &config, &error);
+        dskv_engine_close(&engine);
+    }
+    dskv_transport_close(&transport, 0);
+    dskv_parallel_stop();
+    return code;
+}

@@ -1,0 +1,133 @@
+"""A request in flight: sent once, then its events, then over or cancelled."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .errors import Error
+from .protocol import error_of, resolve_tensors
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .connection import Connection
+
+
+class Exchange:
+    """Made by ``Client._begin``.  As a context manager it cancels what is unfinished when it is left.
+
+    A session can end while a client is silent; the first request to hear of it is sent again under a new one.
+    """
+
+    __slots__ = (
+        "finished",
+        "_client",
+        "_connection",
+        "_op",
+        "_fields",
+        "_timeout",
+        "_id",
+        "_followers",
+        "_session",
+        "_freed",
+    )
+
+    def __init__(self, client: Client, connection: Connection, op: str, fields: dict[str, Any], timeout: float) -> None:
+        self._client = client
+        self._connection = connection
+        self._op = op
+        self._fields = fields
+        self._timeout = timeout
+        self._followers: list[int] = []
+        self._send()
+
+    def _send(self) -> None:
+        self.finished = False
+        self._id = self._client._next_id()
+        self._connection.open(self._id)
+        try:
+            self._session, self._freed = self._client._send(self._connection, self._id, self._op, self._fields)
+        except BaseException:
+            self._forget()
+            raise
+
+    def next(self) -> dict[str, Any]:
+        """The next event, its tensors as arrays.  Waits as long as the time-out without any event.
+
+        Errors: the server's own, timeout (the request is then cancelled), unreachable.
+        """
+        while True:
+            try:
+                header, frames = self._connection.receive(
+                    self._id, None if math.isinf(self._timeout) else self._timeout
+                )
+            except BaseException:
+                self.abandon()
+                raise
+            if header["kind"] != "error":
+                break
+            error = error_of(header)
+            if header["id"] != self._id:
+                self.abandon()  # a follower's error: the request itself is still in flight
+                raise error
+            self._forget()
+            if error.code in ("busy", "draining"):
+                self._client._garbage.extend(self._freed)  # it may not have been looked at: with the next request, then
+            if not self._session_ended(error):
+                raise error
+            self._client._renew_session(self._connection, self._session)
+            self._send()
+        if header["kind"] == "result":
+            self._forget()
+        return resolve_tensors(header, frames)
+
+    def _session_ended(self, error: Error) -> bool:
+        return (
+            error.code == "bad_value"
+            and error.details.get("field") == "session"
+            and self._session is not None
+            and not self._followers
+        )
+
+    def result(self) -> dict[str, Any]:
+        """Waits for the end, passing over what comes before."""
+        event = self.next()
+        while not self.finished:
+            event = self.next()
+        return event
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Sends a message about this request whose own fate does not matter: credit, cancel."""
+        self._client._send(self._connection, self._client._next_id(), op, {"request": self._id, **fields})
+
+    def follow(self, op: str, **fields: Any) -> None:
+        """Sends a part or commit of this request; when it fails, ``next`` raises its error."""
+        id = self._client._next_id()
+        self._connection.open(id, follows=self._id)
+        self._followers.append(id)
+        self._client._send(self._connection, id, op, {"request": self._id, **fields})
+
+    def cancel(self) -> None:
+        """Asks the server to stop; the last event is still to come."""
+        if not self.finished:
+            self.tell("cancel")
+
+    def abandon(self) -> None:
+        """Cancels without waiting; late events are dropped, late caches freed."""
+        if self.finished:
+            return
+        try:
+            self.tell("cancel")
+        except Error:
+            pass  # the connection is lost, and with it the request
+        self._forget()
+
+    def _forget(self) -> None:
+        self.finished = True
+        self._connection.forget([self._id, *self._followers])
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abandon()

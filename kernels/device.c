@@ -1,0 +1,143 @@
+/* Devices, their memory and their weights: picks a device of the wanted kind and forwards to its table. */
+#include "kernels/device.h"
+
+#include "base/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* In the order in which "auto" tries them; open is null for a kind that this build lacks. */
+static const struct {
+    const char *kind, *name;
+    enum dskv_exit (*open)(const struct dskv_device_options *options, struct dskv_device **device,
+                           struct dskv_error *error);
+} kinds[] = {
+    {"cuda", "CUDA", NULL},
+    {"cpu", "CPU", dskv_cpu_open},
+};
+
+enum dskv_exit dskv_device_open(const struct dskv_device_options *options, struct dskv_device **device,
+                                struct dskv_error *error)
+{
+    const char *kind = options->kind ? options->kind : "auto";
+    int is_auto = strcmp(kind, "auto") == 0;
+    *device = NULL;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (is_auto ? !kinds[i].open : strcmp(kind, kinds[i].kind) != 0)
+            continue;
+        if (!kinds[i].open)
+            return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "this build has no %s device", kinds[i].name);
+        enum dskv_exit code = kinds[i].open(options, device, error);
+        if (code == DSKV_EXIT_OK)
+            (*device)->trace = options->trace;
+        return code;
+    }
+    return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "there is no device \"%s\"; valid are auto, cpu and cuda", kind);
+}
+
+void dskv_device_close(struct dskv_device **device)
+{
+    if (*device)
+        (*device)->table->close(*device);
+    *device = NULL;
+}
+
+const char *dskv_device_kind(const struct dskv_device *device)
+{
+    return device->table->kind;
+}
+
+const char *dskv_device_name(const struct dskv_device *device)
+{
+    return device->name;
+}
+
+const char *dskv_device_numerics(const struct dskv_device *device)
+{
+    return device->table->numerics;
+}
+
+enum dskv_dtype dskv_device_activation_dtype(const struct dskv_device *device, enum dskv_dtype weights)
+{
+    return device->table->activation_dtype(weights);
+}
+
+enum dskv_code dskv_device_sync(struct dskv_device *device, struct dskv_error *error)
+{
+    return device->table->sync(device, error);
+}
+
+void *dskv_device_alloc(struct dskv_device *device, size_t bytes)
+{
+    return device->table->alloc(device, bytes);
+}
+
+void dskv_device_free(struct dskv_device *device, void *memory, size_t bytes)
+{
+    if (memory)
+        device->table->free(device, memory, bytes);
+}
+
+void dskv_device_upload(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    if (bytes)
+        device->table->upload(device, dst, src, bytes);
+}
+
+void dskv_device_download(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    if (bytes)
+        device->table->download(device, dst, src, bytes);
+}
+
+int dskv_device_is_host(const struct dskv_device *device)
+{
+    return device->table->is_host;
+}
+
+struct dskv_weight *dskv_weight_open(struct dskv_device *device, int64_t n, int64_t k, enum dskv_dtype dtype)
+{
+    DSKV_ASSERT(n >= 0 && k >= 0 && dtype <= DSKV_BF16, "n %lld, k %lld, dtype %d", (long long)n, (long long)k,
+                (int)dtype);
+    struct dskv_weight *weight = dskv_calloc(1, sizeof *weight);
+    *weight = (struct dskv_weight){.n = n, .k = k, .dtype = dtype, .bytes = device->table->weight_bytes(n, k, dtype)};
+    weight->data = dskv_device_alloc(device, weight->bytes);
+    if (!weight->data) {
+        free(weight);
+        return NULL;
+    }
+    return weight;
+}
+
+void dskv_weight_close(struct dskv_device *device, struct dskv_weight **weight)
+{
+    if (*weight)
+        dskv_device_free(device, (*weight)->data, (*weight)->bytes);
+    free(*weight);
+    *weight = NULL;
+}
+
+void dskv_weight_fill(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                      const void *rows, enum dskv_dtype dtype)
+{
+    DSKV_ASSERT(first >= 0 && n_rows >= 0 && first <= weight->n - n_rows, "rows [%lld, + %lld) of %lld",
+                (long long)first, (long long)n_rows, (long long)weight->n);
+    DSKV_ASSERT(dtype <= DSKV_BF16, "dtype %d", (int)dtype);
+    if (n_rows > 0 && weight->k > 0)
+        device->table->weight_fill(device, weight, first, n_rows, rows, dtype);
+}
+
+int64_t dskv_weight_n(const struct dskv_weight *weight)
+{
+    return weight->n;
+}
+
+int64_t dskv_weight_k(const struct dskv_weight *weight)
+{
+    return weight->k;
+}
+
+size_t dskv_weight_bytes(const struct dskv_weight *weight)
+{
+    return weight->bytes;
+}

@@ -1,0 +1,266 @@
+/* Checked wrappers: every shape is asserted here, once for all devices, before the device's own operation runs.
+ *
+ * What lies in device memory (ids, slots, tables) is the device's to check, where it can.  An operation with nothing to
+ * write returns before the device sees it.
+ */
+#include "kernels/trace.h"
+
+#include "base/limits.h"
+
+/* A tensor of rows x cols floats. */
+static void check_tensor(const char *operation, const char *what, const struct dskv_tensor *t, int64_t rows,
+                         int64_t cols)
+{
+    DSKV_ASSERT(t->rows == rows && t->cols == cols && t->stride >= t->cols && t->dtype <= DSKV_BF16,
+                "%s: %s is [%lld, %lld], stride %lld, %s; expected [%lld, %lld]", operation, what, (long long)t->rows,
+                (long long)t->cols, (long long)t->stride, dskv_dtype_name(t->dtype), (long long)rows, (long long)cols);
+    DSKV_ASSERT(t->data || rows == 0 || cols == 0, "%s: %s is null", operation, what);
+}
+
+/* The same, as an activation: all activations of a call are of one dtype, and the device must compute in it. */
+static void check_activation(struct dskv_device *device, const char *operation, const char *what,
+                             const struct dskv_tensor *t, int64_t rows, int64_t cols)
+{
+    check_tensor(operation, what, t, rows, cols);
+    DSKV_ASSERT(device->table->activation_dtype(t->dtype) == t->dtype, "%s: %s is %s", operation, what,
+                dskv_dtype_name(t->dtype));
+}
+
+static void check_same_dtype(const char *operation, const struct dskv_tensor *a, const struct dskv_tensor *b)
+{
+    DSKV_ASSERT(a->dtype == b->dtype, "%s: %s and %s", operation, dskv_dtype_name(a->dtype), dskv_dtype_name(b->dtype));
+}
+
+static void check_kv(const char *operation, const struct dskv_kv *kv, int32_t layer)
+{
+    DSKV_ASSERT(kv->dtype <= DSKV_BF16 && kv->n_blocks >= 0 && kv->n_kv_heads_local >= 1, "%s: %s, %d blocks, %d heads",
+                operation, dskv_dtype_name(kv->dtype), kv->n_blocks, kv->n_kv_heads_local);
+    DSKV_ASSERT(kv->head_dim >= 1 && kv->head_dim <= DSKV_MAX_HEAD_DIM, "%s: head_dim %d", operation, kv->head_dim);
+    DSKV_ASSERT(kv->block_tokens >= DSKV_MIN_BLOCK_TOKENS && kv->block_tokens <= DSKV_MAX_BLOCK_TOKENS &&
+                    kv->block_tokens % 16 == 0,
+                "%s: block_tokens %d", operation, kv->block_tokens);
+    DSKV_ASSERT(layer >= 0 && layer < kv->n_layers, "%s: layer %d of %d", operation, layer, kv->n_layers);
+    DSKV_ASSERT(kv->block_bytes == dskv_kv_block_bytes(kv), "%s: block_bytes %zu, expected %zu", operation,
+                kv->block_bytes, dskv_kv_block_bytes(kv));
+    DSKV_ASSERT(kv->data || kv->n_blocks == 0, "%s: no pool", operation);
+}
+
+static void trace_kv(struct dskv_device *device, const char *operation, const struct dskv_kv *kv)
+{
+    if (device->trace)
+        dskv_trace_bytes(device, operation, kv->data, (size_t)kv->n_blocks * kv->block_bytes);
+}
+
+static void trace(struct dskv_device *device, const char *operation, const struct dskv_tensor *t)
+{
+    if (device->trace)
+        dskv_trace_tensor(device, operation, t);
+}
+
+void dskv_op_embed(struct dskv_device *device, const struct dskv_embed *p)
+{
+    check_activation(device, "embed", "out", &p->out, p->out.rows, p->table->k);
+    if (p->position_table.data) {
+        check_tensor("embed", "position_table", &p->position_table, p->position_table.rows, p->out.cols);
+        DSKV_ASSERT(p->position_table.dtype == DSKV_F32, "position_table is %s",
+                    dskv_dtype_name(p->position_table.dtype));
+        DSKV_ASSERT(p->positions || p->out.rows == 0, "no positions");
+    }
+    DSKV_ASSERT(p->first >= 0 && (p->ids || p->out.rows == 0), "first %d, ids %p", p->first, (const void *)p->ids);
+    if (p->out.rows == 0 || p->out.cols == 0)
+        return;
+    device->ops->embed(device, p);
+    trace(device, "embed", &p->out);
+}
+
+void dskv_op_norm(struct dskv_device *device, const struct dskv_norm *p)
+{
+    check_activation(device, "norm", "x", &p->x, p->x.rows, p->x.cols);
+    check_activation(device, "norm", "out", &p->out, p->x.rows, p->x.cols);
+    check_same_dtype("norm", &p->x, &p->out);
+    DSKV_ASSERT(p->kind == DSKV_LAYER_NORM || p->kind == DSKV_RMS_NORM, "kind %d", (int)p->kind);
+    if (p->x.rows == 0 || p->x.cols == 0)
+        return;
+    DSKV_ASSERT(p->weight, "norm has no weight");
+    device->ops->norm(device, p);
+    trace(device, "norm", &p->out);
+}
+
+void dskv_op_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    check_activation(device, "matmul", "x", &p->x, p->x.rows, p->w->k);
+    check_tensor("matmul", "y", &p->y, p->x.rows, p->w->n);
+    DSKV_ASSERT(p->y.dtype == DSKV_F32 || p->y.dtype == p->x.dtype, "matmul: y is %s, x %s",
+                dskv_dtype_name(p->y.dtype), dskv_dtype_name(p->x.dtype));
+    if (p->y.rows == 0 || p->y.cols == 0)
+        return;
+    device->ops->matmul(device, p);
+    trace(device, "matmul", &p->y);
+}
+
+void dskv_op_rope(struct dskv_device *device, const struct dskv_rope *p)
+{
+    check_activation(device, "rope", "x", &p->x, p->x.rows, (int64_t)p->n_heads * p->head_dim);
+    DSKV_ASSERT(p->rotary_dim >= 0 && p->rotary_dim % 2 == 0 && p->rotary_dim <= p->head_dim, "rotary_dim %d of %d",
+                p->rotary_dim, p->head_dim);
+    DSKV_ASSERT(p->style == DSKV_ROPE_HALVES || p->style == DSKV_ROPE_PAIRS, "style %d", (int)p->style);
+    if (p->x.rows == 0 || p->n_heads == 0 || p->rotary_dim == 0)
+        return;
+    DSKV_ASSERT(p->positions && p->cos && p->sin, "rope: no positions or table");
+    device->ops->rope(device, p);
+    trace(device, "rope", &p->x);
+}
+
+size_t dskv_kv_block_bytes(const struct dskv_kv *shape)
+{
+    /* Values are padded to whole vectors of 16 on every device; see kernels/cpu/cpu.h. */
+    size_t value_stride = ((size_t)shape->head_dim + 15) / 16 * 16;
+    return (size_t)shape->n_layers * (size_t)shape->n_kv_heads_local * (size_t)shape->block_tokens *
+           ((size_t)shape->head_dim + value_stride) * dskv_dtype_bytes(shape->dtype);
+}
+
+void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
+{
+    const int64_t cols = (int64_t)p->kv.n_kv_heads_local * p->kv.head_dim;
+    check_kv("kv_write", &p->kv, p->layer);
+    check_activation(device, "kv_write", "k", &p->k, p->k.rows, cols);
+    check_activation(device, "kv_write", "v", &p->v, p->k.rows, cols);
+    check_same_dtype("kv_write", &p->k, &p->v);
+    if (p->k.rows == 0)
+        return;
+    device->ops->kv_write(device, p);
+    trace_kv(device, "kv_write", &p->kv);
+}
+
+void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *p)
+{
+    const int64_t cols = (int64_t)p->n_heads_local * p->kv.head_dim;
+    check_kv("attention", &p->kv, p->layer);
+    check_activation(device, "attention", "q", &p->q, p->q.rows, cols);
+    check_activation(device, "attention", "out", &p->out, p->q.rows, cols);
+    check_same_dtype("attention", &p->q, &p->out);
+    DSKV_ASSERT(p->n_work >= 0 && p->n_heads_local <= DSKV_MAX_HEADS, "attention: %d works, %d heads", p->n_work,
+                p->n_heads_local);
+    if (p->n_work == 0 || p->n_heads_local == 0)
+        return;
+    device->ops->attention(device, p);
+    trace(device, "attention", &p->out);
+}
+
+void dskv_op_activate(struct dskv_device *device, const struct dskv_activate *p)
+{
+    check_activation(device, "activate", "x", &p->x, p->out.rows, p->gated ? 2 * p->out.cols : p->out.cols);
+    check_activation(device, "activate", "out", &p->out, p->out.rows, p->out.cols);
+    check_same_dtype("activate", &p->x, &p->out);
+    DSKV_ASSERT((unsigned)p->kind < DSKV_N_ACTIVATIONS, "activation %d", (int)p->kind);
+    if (p->out.rows == 0 || p->out.cols == 0)
+        return;
+    device->ops->activate(device, p);
+    trace(device, "activate", &p->out);
+}
+
+void dskv_op_residual(struct dskv_device *device, const struct dskv_residual *p)
+{
+    check_activation(device, "residual", "x", &p->x, p->x.rows, p->x.cols);
+    check_activation(device, "residual", "y", &p->y, p->x.rows, p->x.cols);
+    check_same_dtype("residual", &p->x, &p->y);
+    if (p->x.rows == 0 || p->x.cols == 0)
+        return;
+    device->ops->residual(device, p);
+    trace(device, "residual", &p->x);
+}
+
+void dskv_op_sum(struct dskv_device *device, const struct dskv_sum *p)
+{
+    check_activation(device, "sum", "out", &p->out, p->out.rows, p->out.cols);
+    DSKV_ASSERT(p->n >= 1 && p->out.stride == p->out.cols, "sum: %d partials, stride %lld of %lld", p->n,
+                (long long)p->out.stride, (long long)p->out.cols);
+    for (int32_t i = 1; i < p->n; i++)
+        DSKV_ASSERT(p->partials[i] != p->out.data || !p->out.data, "sum: partial %d of %d is the result", i, p->n);
+    if (p->out.rows == 0 || p->out.cols == 0)
+        return;
+    device->ops->sum(device, p);
+    trace(device, "sum", &p->out);
+}
+
+void dskv_op_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p)
+{
+    check_tensor("gather_rows", "x", &p->x, p->x.rows, p->x.cols);
+    check_tensor("gather_rows", "out", &p->out, p->out.rows, p->x.cols);
+    check_same_dtype("gather_rows", &p->x, &p->out);
+    if (p->out.rows == 0 || p->out.cols == 0)
+        return;
+    device->ops->gather_rows(device, p);
+    trace(device, "gather_rows", &p->out);
+}
+
+void dskv_op_select(struct dskv_device *device, const struct dskv_select *p)
+{
+    check_tensor("select", "logits", &p->logits, p->logits.rows, p->logits.cols);
+    DSKV_ASSERT(p->logits.dtype == DSKV_F32 && p->first >= 0 && p->vocab >= 1, "select: %s, first %d, vocab %d",
+                dskv_dtype_name(p->logits.dtype), p->first, p->vocab);
+    DSKV_ASSERT(p->k >= 0 && p->k <= DSKV_MAX_TOPK, "select: k %d", p->k);
+    if (p->logits.rows == 0)
+        return;
+    DSKV_ASSERT(p->stats && p->targets && (p->k == 0 || (p->top_values && p->top_ids)), "select: no place for results");
+    device->ops->select(device, p);
+    if (device->trace)
+        dskv_trace_bytes(device, "select", p->stats, (size_t)p->logits.rows * sizeof *p->stats);
+}
+
+size_t dskv_sample_scratch_bytes(int64_t vocab)
+{
+    return (size_t)vocab * (sizeof(float) + sizeof(int32_t)); /* a weight and a candidate per id */
+}
+
+void dskv_op_sample(struct dskv_device *device, const struct dskv_sample *p)
+{
+    check_tensor("sample", "logits", &p->logits, p->logits.rows, p->logits.cols);
+    DSKV_ASSERT(p->logits.dtype == DSKV_F32 && p->logits.cols >= 1 && p->logits.cols <= DSKV_MAX_VOCAB,
+                "sample: %s, vocab %lld", dskv_dtype_name(p->logits.dtype), (long long)p->logits.cols);
+    if (p->logits.rows == 0)
+        return;
+    DSKV_ASSERT(p->sampling && p->ids && p->scratch, "sample: no parameters, result or scratch");
+    device->ops->sample(device, p);
+    if (device->trace)
+        dskv_trace_bytes(device, "sample", p->ids, (size_t)p->logits.rows * sizeof *p->ids);
+}
+
+void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p)
+{
+    check_kv("kv_copy", &p->kv, 0);
+    DSKV_ASSERT(p->n >= 0, "kv_copy: %d copies", p->n);
+    if (p->n == 0)
+        return;
+    device->ops->kv_copy(device, p);
+    trace_kv(device, "kv_copy", &p->kv);
+}
+
+static void check_dense(const char *operation, const struct dskv_kv_dense *p)
+{
+    check_kv(operation, &p->kv, p->layer);
+    DSKV_ASSERT(p->first_head >= 0 && p->n_heads >= 0 && p->first_head <= p->kv.n_kv_heads_local - p->n_heads,
+                "%s: heads [%d, + %d) of %d", operation, p->first_head, p->n_heads, p->kv.n_kv_heads_local);
+    DSKV_ASSERT(p->start >= 0 && p->stop >= p->start, "%s: tokens [%d, %d)", operation, p->start, p->stop);
+}
+
+void dskv_op_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p)
+{
+    check_dense("kv_gather", p);
+    if (p->n_heads == 0 || p->stop == p->start)
+        return;
+    device->ops->kv_gather(device, p);
+    if (device->trace)
+        dskv_trace_bytes(device, "kv_gather", p->dense,
+                         (size_t)p->n_heads * (size_t)(p->stop - p->start) * (size_t)p->kv.head_dim *
+                             dskv_dtype_bytes(p->kv.dtype));
+}
+
+void dskv_op_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p)
+{
+    check_dense("kv_scatter", p);
+    if (p->n_heads == 0 || p->stop == p->start)
+        return;
+    device->ops->kv_scatter(device, p);
+    trace_kv(device, "kv_scatter", &p->kv);
+}

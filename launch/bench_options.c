@@ -1,0 +1,105 @@
+/* The command line of dskv-bench. */
+#include "bench.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { TEXT, NUMBER };
+
+struct option {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+    int32_t least, most;
+    const char *help;
+};
+
+static const struct option table[] = {
+    {"--model", TEXT, offsetof(struct bench_options, model), 0, 0,
+     "a model's directory; else random weights of --shape"},
+    {"--shape", TEXT, offsetof(struct bench_options, shape), 0, 0, "llama-135m (default), llama-1b"},
+    {"--dtype", TEXT, offsetof(struct bench_options, dtype), 0, 0,
+     "weights as held: f16 (default of a shape), bf16, f32, auto"},
+    {"--kv-dtype", TEXT, offsetof(struct bench_options, kv_dtype), 0, 0, "auto (default), f32, f16, bf16"},
+    {"--threads", NUMBER, offsetof(struct bench_options, threads), 0, 1024, "of each rank; 0 (default): cores / ranks"},
+    {"--context", NUMBER, offsetof(struct bench_options, context), 1, 1 << 20,
+     "tokens in the cache before a step (256)"},
+    {"--prefill", NUMBER, offsetof(struct bench_options, prefill), 1, 1 << 16, "tokens of the prefill (512)"},
+    {"--iterations", NUMBER, offsetof(struct bench_options, iterations), 1, 100000, "of each step (20)"},
+    {"--json", TEXT, offsetof(struct bench_options, json), 0, 0, "also writes the figures to this file"},
+};
+enum { N_OPTIONS = sizeof table / sizeof *table };
+
+void bench_options_help(void)
+{
+    puts("usage: dskv-bench [options], or mpirun -np N dskv-bench [options]\n\n"
+         "Times a decode step, an 8-token verify, a decode of 8 sequences and a prefill, against what this machine's\n"
+         "read bandwidth and matmul rate, measured in the same run, would allow.\n");
+    for (int i = 0; i < N_OPTIONS; i++)
+        printf("  %-13s %s\n", table[i].name, table[i].help);
+    puts("  --help");
+}
+
+static enum dskv_exit set(const struct option *option, const char *value, struct bench_options *options,
+                          struct dskv_error *error)
+{
+    void *field = (char *)options + option->offset;
+    if (option->kind == TEXT) {
+        *(const char **)field = value;
+        return DSKV_EXIT_OK;
+    }
+    char *end = NULL;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (errno || end == value || *end || number < option->least || number > option->most)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "%s takes %d .. %d, not \"%s\"", option->name, option->least,
+                              option->most, value);
+    *(int32_t *)field = (int32_t)number;
+    return DSKV_EXIT_OK;
+}
+
+static enum dskv_exit check(struct bench_options *options, struct dskv_error *error)
+{
+    const char *names;
+    if (!options->dtype)
+        options->dtype = options->model ? "auto" : "f16";
+    if (!options->model && !bench_shape_find(options->shape, &names))
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "no shape is called \"%s\"; there are %s", options->shape, names);
+    if (strcmp(options->dtype, "auto") != 0 && dskv_dtype_from_name(options->dtype) > DSKV_BF16)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--dtype takes auto, f32, f16 or bf16, not \"%s\"",
+                              options->dtype);
+    if (strcmp(options->kv_dtype, "auto") != 0 && dskv_dtype_from_name(options->kv_dtype) > DSKV_BF16)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--kv-dtype takes auto, f32, f16 or bf16, not \"%s\"",
+                              options->kv_dtype);
+    return DSKV_EXIT_OK;
+}
+
+enum dskv_exit bench_options_parse(int argc, char **argv, struct bench_options *options, int *help,
+                                   struct dskv_error *error)
+{
+    *options = (struct bench_options){
+        .shape = "llama-135m", .kv_dtype = "auto", .context = 256, .prefill = 512, .iterations = 20};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            *help = 1;
+            return DSKV_EXIT_OK;
+        }
+        const char *equals = strchr(argv[i], '=');
+        size_t n = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
+        int at = 0;
+        while (at < N_OPTIONS && !(strlen(table[at].name) == n && strncmp(table[at].name, argv[i], n) == 0))
+            at++;
+        if (at == N_OPTIONS)
+            return dskv_fail_exit(error, DSKV_EXIT_USAGE, "no option is called \"%.*s\"; see --help", (int)n, argv[i]);
+        const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value)
+            return dskv_fail_exit(error, DSKV_EXIT_USAGE, "%s needs a value", table[at].name);
+        enum dskv_exit code = set(&table[at], value, options, error);
+        if (code)
+            return code;
+    }
+    return check(options, error);
+}

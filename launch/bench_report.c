@@ -1,0 +1,96 @@
+/* What dskv-bench says: a table for people, JSON for programs. */
+#include "bench.h"
+
+#include "base/version.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *model_name(const struct bench_report *report)
+{
+    return report->options->model ? report->options->model : report->options->shape;
+}
+
+/* What one decode step of a batch costs over the plain one. */
+static double over_decode(const struct bench_report *report, int step)
+{
+    return report->steps[step].median_s / report->steps[0].median_s;
+}
+
+void bench_report_print(const struct bench_report *report)
+{
+    const struct bench_machine *machine = &report->machine;
+    const struct dskv_engine_info *info = report->info;
+    printf("%s, weights %s (%.1f MB), KV %s, %d rank%s of %d thread%s, %s\n", model_name(report),
+           dskv_dtype_name(info->weight_dtype), report->weight_bytes / 1e6, dskv_dtype_name(info->kv_dtype),
+           info->n_ranks, info->n_ranks == 1 ? "" : "s", report->options->threads,
+           report->options->threads == 1 ? "" : "s", info->device);
+    printf(
+        "this machine: reads %.1f GB/s (as many bytes as the weights, again and again: %.1f GB/s), multiplies at %.0f "
+        "GFLOP/s (f32 matmul; registers alone: %.0f)\n\n",
+        machine->read_bytes_s / 1e9, machine->reread_bytes_s / 1e9, machine->matmul_flops_s / 1e9,
+        machine->fma_flops_s / 1e9);
+    printf("%-20s %7s %11s %11s %11s %9s %9s %9s %9s\n", "step", "tokens", "median ms", "best ms", "floor ms",
+           "of floor", "GB/s", "GFLOP/s", "x decode");
+    for (int i = 0; i < report->n_steps; i++) {
+        const struct bench_step *step = &report->steps[i];
+        printf("%-20s %7d %11.3f %11.3f %11.3f %8.0f%% %9.1f %9.1f %9.2f\n", step->name, step->n_tokens,
+               step->median_s * 1e3, step->best_s * 1e3, step->floor_s * 1e3, 100 * step->floor_s / step->median_s,
+               step->bytes / step->median_s / 1e9, step->flops / step->median_s / 1e9, over_decode(report, i));
+    }
+    printf(
+        "\ncontext %d, prefill %d; the floor is the longer of reading weights and KV once and of the multiplications\n",
+        report->context, report->prefill);
+}
+
+static void write_string(FILE *file, const char *text)
+{
+    fputc('"', file);
+    for (; *text; text++)
+        if (*text == '"' || *text == '\\')
+            fprintf(file, "\\%c", *text);
+        else if ((unsigned char)*text < 32)
+            fprintf(file, "\\u%04x", (unsigned)*text);
+        else
+            fputc(*text, file);
+    fputc('"', file);
+}
+
+static void write_step(FILE *file, const struct bench_step *step, int is_last)
+{
+    fprintf(file,
+            "    {\"name\": \"%s\", \"tokens\": %d, \"iterations\": %d, \"median_s\": %.9g, \"best_s\": %.9g, "
+            "\"floor_s\": %.9g, \"bytes\": %.0f, \"flops\": %.0f}%s\n",
+            step->name, step->n_tokens, step->n_iterations, step->median_s, step->best_s, step->floor_s, step->bytes,
+            step->flops, is_last ? "" : ",");
+}
+
+enum dskv_exit bench_report_write(const struct bench_report *report, const char *path, struct dskv_error *error)
+{
+    const struct bench_machine *machine = &report->machine;
+    const struct dskv_engine_info *info = report->info;
+    FILE *file = fopen(path, "w");
+    if (!file)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", path, strerror(errno));
+    fprintf(file, "{\n  \"version\": \"%s\",\n  \"model\": ", DSKV_VERSION);
+    write_string(file, model_name(report));
+    fprintf(file, ",\n  \"device\": ");
+    write_string(file, info->device);
+    fprintf(file,
+            ",\n  \"numerics_id\": \"%s\",\n  \"weight_dtype\": \"%s\",\n  \"kv_dtype\": \"%s\",\n  \"ranks\": %d,\n"
+            "  \"threads\": %d,\n  \"context\": %d,\n  \"prefill\": %d,\n  \"weight_bytes\": %.0f,\n",
+            info->numerics_id, dskv_dtype_name(info->weight_dtype), dskv_dtype_name(info->kv_dtype), info->n_ranks,
+            report->options->threads, report->context, report->prefill, report->weight_bytes);
+    fprintf(file,
+            "  \"machine\": {\"read_bytes_s\": %.6g, \"reread_bytes_s\": %.6g, \"matmul_flops_s\": %.6g, "
+            "\"fma_flops_s\": %.6g},\n  \"steps\": [\n",
+            machine->read_bytes_s, machine->reread_bytes_s, machine->matmul_flops_s, machine->fma_flops_s);
+    for (int i = 0; i < report->n_steps; i++)
+        write_step(file, &report->steps[i], i + 1 == report->n_steps);
+    fprintf(file, "  ]\n}\n");
+    int failed = ferror(file);
+    if (fclose(file) || failed)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written", path);
+    return DSKV_EXIT_OK;
+}

@@ -1,0 +1,86 @@
+/* Shapes of models without files: a config.json in a directory of its own, for the engine's random weights. */
+#include "bench.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct bench_shape shapes[] = {
+    {.name = "llama-135m",
+     .n_layers = 30,
+     .width = 576,
+     .n_heads = 9,
+     .n_kv_heads = 3,
+     .head_dim = 64,
+     .mlp = 1536,
+     .vocab = 49152,
+     .max_context = 2048,
+     .tied = 1},
+    {.name = "llama-1b",
+     .n_layers = 16,
+     .width = 2048,
+     .n_heads = 32,
+     .n_kv_heads = 8,
+     .head_dim = 64,
+     .mlp = 8192,
+     .vocab = 128256,
+     .max_context = 8192,
+     .tied = 1},
+};
+
+const struct bench_shape *bench_shape_find(const char *name, const char **names)
+{
+    if (names)
+        *names = "llama-135m, llama-1b";
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (strcmp(shapes[i].name, name) == 0)
+            return &shapes[i];
+    return NULL;
+}
+
+static int write_config(const struct bench_shape *shape, const char *path)
+{
+    FILE *file = fopen(path, "w");
+    if (!file)
+        return 0;
+    fprintf(
+        file,
+        "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"torch_dtype\": \"float16\",\n"
+        " \"num_hidden_layers\": %d, \"hidden_size\": %d, \"num_attention_heads\": %d, \"num_key_value_heads\": %d,\n"
+        " \"head_dim\": %d, \"intermediate_size\": %d, \"vocab_size\": %d, \"max_position_embeddings\": %d,\n"
+        " \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"tie_word_embeddings\": %s}\n",
+        shape->n_layers, shape->width, shape->n_heads, shape->n_kv_heads, shape->head_dim, shape->mlp, shape->vocab,
+        shape->max_context, shape->tied ? "true" : "false");
+    return fclose(file) == 0;
+}
+
+enum dskv_exit bench_shape_write(const struct bench_shape *shape, char directory[64], struct dskv_error *error)
+{
+    char path[96];
+    const char *base = getenv("TMPDIR");
+    int n = snprintf(directory, 64, "%s/dskv-bench-XXXXXX", base && *base ? base : "/tmp");
+    if (n >= 64)
+        snprintf(directory, 64, "/tmp/dskv-bench-XXXXXX");
+    if (!mkdtemp(directory)) {
+        enum dskv_exit code =
+            dskv_fail_exit(error, DSKV_EXIT_MODEL, "no directory %s can be made: %s", directory, strerror(errno));
+        directory[0] = 0;
+        return code;
+    }
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    if (!write_config(shape, path))
+        return dskv_fail_exit(error, DSKV_EXIT_MODEL, "%s cannot be written: %s", path, strerror(errno));
+    return DSKV_EXIT_OK;
+}
+
+void bench_shape_remove(const char *directory)
+{
+    char path[96];
+    if (!*directory)
+        return;
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    unlink(path);
+    rmdir(directory);
+}

@@ -1,0 +1,62 @@
+/* Comm: picks an implementation from the table and asserts what all of them require. */
+#include "parallel/comm.h"
+
+#include "base/memory.h"
+
+#include <stdlib.h>
+
+struct dskv_comm {
+    const struct dskv_comm_table *table;
+    void *state;
+    size_t slot_bytes;
+};
+
+enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
+                              struct dskv_error *error)
+{
+    static const struct dskv_comm_table *const tables[] = {&dskv_comm_self, &dskv_comm_shm};
+    const struct dskv_comm_table *table = NULL;
+    for (size_t i = 0; !table && i < sizeof tables / sizeof *tables; i++)
+        if (tables[i]->serves(options->peers->n_ranks))
+            table = tables[i];
+    DSKV_ASSERT(table, "%d ranks", (int)options->peers->n_ranks);
+    void *state = NULL;
+    enum dskv_exit code = table->open(options, &state, error);
+    if (code)
+        return code;
+    *comm = dskv_calloc(1, sizeof **comm);
+    **comm = (struct dskv_comm){.table = table, .state = state, .slot_bytes = options->slot_bytes};
+    return DSKV_EXIT_OK;
+}
+
+void dskv_comm_close(struct dskv_comm **comm)
+{
+    if (!*comm)
+        return;
+    (*comm)->table->close((*comm)->state);
+    free(*comm);
+    *comm = NULL;
+}
+
+const char *dskv_comm_name(const struct dskv_comm *comm)
+{
+    return comm->table->name;
+}
+
+void *dskv_comm_slot(struct dskv_comm *comm)
+{
+    return comm->table->slot(comm->state);
+}
+
+enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, const void *const **slots, struct dskv_error *error)
+{
+    return comm->table->exchange(comm->state, slots, error);
+}
+
+enum dskv_exit dskv_comm_sum(struct dskv_comm *comm, int64_t rows, int64_t cols, enum dskv_dtype dtype,
+                             struct dskv_tensor *sum, struct dskv_error *error)
+{
+    size_t bytes = (size_t)rows * (size_t)cols * dskv_dtype_bytes(dtype);
+    DSKV_ASSERT(bytes <= comm->slot_bytes, "%zu bytes in a slot of %zu", bytes, comm->slot_bytes);
+    return comm->table->sum(comm->state, rows, cols, dtype, sum, error);
+}

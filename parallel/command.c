@@ -1,0 +1,205 @@
+/* Command: how rank 0 gives a command to all ranks and what it makes of the answers; and the other ranks' loop. */
+#include "base/memory.h"
+#include "parallel/engine_parts.h"
+#include "parallel/plan_layout.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- giving and taking commands ------------------------------------------------------------------------------------ */
+
+/* Posts, executes rank 0's own part, collects.  answers (may be null) get [n_ranks]. */
+static enum dskv_exit give(struct dskv_engine *engine, const struct dskv_command *command, void *out,
+                           const struct dskv_answer **answers, struct dskv_error *error)
+{
+    dskv_stream_post(engine->stream, command);
+    enum dskv_exit code = dskv_execute(engine, command, out, dskv_stream_answer(engine->stream), error);
+    if (code)
+        return code; /* the job ends: nobody waits for the others */
+    const struct dskv_answer *all = dskv_stream_collect(engine->stream, error);
+    if (!all)
+        return DSKV_EXIT_RANK_LOST;
+    for (int32_t r = 1; r < engine->info.n_ranks; r++)
+        if (all[r].exit)
+            return dskv_fail_exit(error, (enum dskv_exit)all[r].exit, "rank %d: %s", (int)r, all[r].message);
+    if (answers)
+        *answers = all;
+    return DSKV_EXIT_OK;
+}
+
+enum dskv_exit dskv_engine_work(struct dskv_engine *engine)
+{
+    const struct dskv_command *command;
+    while ((command = dskv_stream_next(engine->stream)) != NULL) {
+        struct dskv_answer *answer = dskv_stream_answer(engine->stream);
+        struct dskv_error error = {0};
+        int last = command->kind == DSKV_COMMAND_STOP;
+        enum dskv_exit code = dskv_execute(engine, command, NULL, answer, &error);
+        answer->exit = (int32_t)code;
+        memcpy(answer->message, error.message, sizeof answer->message);
+        dskv_stream_done(engine->stream);
+        if (last || code)
+            return code;
+    }
+    return DSKV_EXIT_RANK_LOST;
+}
+
+void dskv_engine_stop(struct dskv_engine *engine)
+{
+    struct dskv_command stop = {.kind = DSKV_COMMAND_STOP};
+    struct dskv_error error; /* a rank that is lost needs no stop */
+    give(engine, &stop, NULL, NULL, &error);
+}
+
+enum dskv_exit dskv_engine_check(const struct dskv_engine *engine, struct dskv_error *error)
+{
+    int lost = dskv_peers_first_lost(&engine->segment.peers);
+    return lost < 0 ? DSKV_EXIT_OK : dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+}
+
+enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_stats *stats, struct dskv_error *error)
+{
+    const struct dskv_answer *answers;
+    struct dskv_command command = {.kind = DSKV_COMMAND_STATS};
+    enum dskv_exit code = give(engine, &command, NULL, &answers, error);
+    for (int32_t r = 0; !code && r < engine->info.n_ranks; r++)
+        memcpy(&stats[r], answers[r].data, sizeof stats[r]);
+    return code;
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------------- */
+
+static char *plan_memory(const struct dskv_engine *engine, uint32_t which)
+{
+    return (char *)dskv_stream_payload(engine->stream) + which * engine->plan_bytes;
+}
+
+struct dskv_plan *dskv_engine_plan(struct dskv_engine *engine, const struct dskv_plan_sizes *need)
+{
+    char *memory = plan_memory(engine, engine->next_plan);
+    engine->next_plan ^= 1;
+    return dskv_plan_begin(memory, engine->plan_bytes, need, ++engine->n_plans);
+}
+
+/* The plan where all ranks see it: as it is when dskv_engine_plan gave its memory, else a copy. */
+static const struct dskv_plan *shared_plan(struct dskv_engine *engine, const struct dskv_plan *plan)
+{
+    for (uint32_t which = 0; which < 2; which++)
+        if ((const char *)plan == plan_memory(engine, which))
+            return plan;
+    struct dskv_plan *copy = dskv_engine_plan(engine, &plan->used);
+    dskv_plan_copy(copy, plan);
+    return copy;
+}
+
+static enum dskv_exit compare_hashes(const struct dskv_engine *engine, const struct dskv_answer *answers,
+                                     struct dskv_error *error)
+{
+    struct dskv_step_hashes first, other;
+    memcpy(&first, answers[0].data, sizeof first);
+    for (int32_t r = 1; r < engine->info.n_ranks; r++) {
+        memcpy(&other, answers[r].data, sizeof other);
+        if (other.plan != first.plan || other.sampled != first.sampled)
+            return dskv_fail_exit(error, DSKV_EXIT_BUG, "rank %d %s than rank 0", (int)r,
+                                  other.plan != first.plan ? "executed another plan" : "drew other tokens");
+    }
+    return DSKV_EXIT_OK;
+}
+
+enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
+                                const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error)
+{
+    const struct dskv_plan_bounds *bounds = &engine->info.bounds;
+    DSKV_ASSERT(plan->used.n_tokens <= bounds->max_tokens && plan->used.n_work <= bounds->max_sequences,
+                "%d tokens of %d, %d sequences of %d", (int)plan->used.n_tokens, (int)bounds->max_tokens,
+                (int)plan->used.n_work, (int)bounds->max_sequences);
+    DSKV_ASSERT(plan->used.n_rows <= plan->used.n_tokens, "%d rows of %d tokens", (int)plan->used.n_rows,
+                (int)plan->used.n_tokens);
+    const struct dskv_plan *shared = shared_plan(engine, plan);
+    const struct dskv_answer *answers;
+    uint64_t rows_before = engine->rows_computed;
+    struct dskv_command command = {.kind = DSKV_COMMAND_STEP,
+                                   .offset = (uint64_t)((const char *)shared - plan_memory(engine, 0)),
+                                   .bytes = shared->bytes};
+    enum dskv_exit code = give(engine, &command, NULL, &answers, error);
+    if (!code && engine->check_plans)
+        code = compare_hashes(engine, answers, error);
+    *results = engine->results;
+    *n_computed = (int32_t)(engine->rows_computed - rows_before);
+    return code;
+}
+
+/* ---- pieces of KV -------------------------------------------------------------------------------------------------- */
+
+size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece, enum dskv_dtype dtype)
+{
+    return (size_t)engine->info.model.n_kv_heads * (size_t)(piece->stop - piece->start) *
+           (size_t)engine->info.model.head_dim * dskv_dtype_bytes(dtype);
+}
+
+int32_t dskv_engine_kv_piece_tokens(const struct dskv_engine *engine)
+{
+    size_t token_bytes = (size_t)engine->info.model.n_kv_heads * (size_t)engine->info.model.head_dim *
+                         dskv_dtype_bytes(DSKV_F32);
+    int32_t tokens = (int32_t)(DSKV_PART_BYTES / token_bytes);
+    tokens = tokens < engine->info.max_model_len ? tokens : engine->info.max_model_len;
+    return tokens < 1 ? 1 : tokens;
+}
+
+/* Writes head and table of the piece into the stream's payload; only the blocks up to its end travel. */
+static struct dskv_piece_head *place_piece(const struct dskv_engine *engine, const struct dskv_kv_piece *piece)
+{
+    int32_t n_blocks = (piece->stop + engine->kv.block_tokens - 1) / engine->kv.block_tokens;
+    DSKV_ASSERT(piece->layer >= 0 && piece->layer < engine->kv.n_layers, "layer %d", (int)piece->layer);
+    DSKV_ASSERT(piece->start >= 0 && piece->start < piece->stop && n_blocks <= piece->n_blocks &&
+                    piece->stop <= engine->info.max_model_len,
+                "tokens [%d, %d) of %d blocks", (int)piece->start, (int)piece->stop, (int)piece->n_blocks);
+    DSKV_ASSERT(piece->stop - piece->start <= dskv_engine_kv_piece_tokens(engine), "%d tokens",
+                (int)(piece->stop - piece->start));
+    for (int32_t b = 0; b < n_blocks; b++)
+        DSKV_ASSERT(piece->table[b] >= 0 && piece->table[b] < engine->kv.n_blocks, "block %d", (int)piece->table[b]);
+    struct dskv_piece_head *head = (struct dskv_piece_head *)plan_memory(engine, 2);
+    *head = (struct dskv_piece_head){piece->layer, piece->is_value, piece->start, piece->stop, n_blocks};
+    memcpy(head + 1, piece->table, (size_t)n_blocks * sizeof *piece->table);
+    return head;
+}
+
+static struct dskv_command piece_command(const struct dskv_engine *engine, enum dskv_command_kind kind)
+{
+    return (struct dskv_command){.kind = kind, .offset = 2 * engine->plan_bytes, .bytes = engine->piece_bytes};
+}
+
+enum dskv_exit dskv_engine_copy_out(struct dskv_engine *engine, const struct dskv_kv_piece *piece, void *bytes,
+                                    struct dskv_error *error)
+{
+    place_piece(engine, piece);
+    struct dskv_command command = piece_command(engine, DSKV_COMMAND_COPY_OUT);
+    return give(engine, &command, bytes, NULL, error);
+}
+
+enum dskv_exit dskv_engine_copy_in(struct dskv_engine *engine, const struct dskv_kv_piece *piece, enum dskv_dtype dtype,
+                                   const void *bytes, struct dskv_error *error)
+{
+    struct dskv_piece_head *head = place_piece(engine, piece);
+    char *data = (char *)head + dskv_piece_data_offset(head->n_blocks);
+    size_t n = dskv_engine_kv_piece_bytes(engine, piece, dtype) / dskv_dtype_bytes(dtype);
+    dskv_convert(data, engine->kv.dtype, bytes, dtype, n);
+    struct dskv_command command = piece_command(engine, DSKV_COMMAND_COPY_IN);
+    return give(engine, &command, NULL, NULL, error);
+}
+
+#define FINITE_CHUNK 1024
+
+int dskv_engine_kv_finite(const struct dskv_engine *engine, enum dskv_dtype dtype, const void *bytes, size_t n, size_t *index)
+{
+    float converted[FINITE_CHUNK]; /* room for any dtype */
+    for (size_t at = 0; at < n; at += FINITE_CHUNK) {
+        size_t m = n - at < FINITE_CHUNK ? n - at : FINITE_CHUNK;
+        size_t first = dskv_convert(converted, engine->kv.dtype, (const char *)bytes + at * dskv_dtype_bytes(dtype), dtype, m);
+        if (first < m) {
+            *index = at + first;
+            return 0;
+        }
+    }
+    return 1;
+}

@@ -1,0 +1,122 @@
+/* Llama: rotary positions, RMSNorm, grouped queries, a gated MLP. */
+#include "parallel/family.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rotary parameters stand in rope_scaling (transformers 4) or rope_parameters (5); only the plain table is computed. */
+static void check_rope_type(struct dskv_reader *reader, const char *key, const struct dskv_json *parameters)
+{
+    if (dskv_json_kind(parameters) == DSKV_JSON_ABSENT || dskv_json_kind(parameters) == DSKV_JSON_NULL)
+        return;
+    if (dskv_json_kind(parameters) != DSKV_JSON_OBJECT) {
+        dskv_reader_fail(reader, "%s is not an object", key);
+        return;
+    }
+    static const char *const type_keys[] = {"rope_type", "type"};
+    int found = 0;
+    for (int i = 0; i < 2; i++) {
+        const struct dskv_json *type = dskv_json_get(parameters, type_keys[i]);
+        if (!type)
+            continue;
+        found = 1;
+        if (dskv_json_kind(type) != DSKV_JSON_STRING)
+            dskv_reader_fail(reader, "%s.%s is not a string", key, type_keys[i]);
+        else if (strcmp(dskv_json_string(type), "default") != 0)
+            dskv_reader_fail(reader, "%s.%s \"%.32s\" is not supported; known is \"default\"", key, type_keys[i],
+                             dskv_json_string(type));
+    }
+    if (!found && dskv_json_get(parameters, "factor"))
+        dskv_reader_fail(reader, "%s has a factor, but no rope_type", key);
+    if (dskv_reader_number_of(reader, "partial_rotary_factor", dskv_json_get(parameters, "partial_rotary_factor"), 1) !=
+        1)
+        dskv_reader_fail(reader, "%s.partial_rotary_factor other than 1 is not supported", key);
+    for (void *member = dskv_json_begin(parameters); member; member = dskv_json_next(parameters, member))
+        if (dskv_json_kind(dskv_json_member_value(member)) == DSKV_JSON_OBJECT)
+            dskv_reader_fail(reader, "%s.%.32s: parameters per kind of layer are not supported", key,
+                             dskv_json_member_key(member));
+}
+
+static void read_rope(struct dskv_reader *reader, struct dskv_model *model)
+{
+    const struct dskv_json *parameters = dskv_json_get(reader->root, "rope_parameters");
+    check_rope_type(reader, "rope_parameters", parameters);
+    check_rope_type(reader, "rope_scaling", dskv_json_get(reader->root, "rope_scaling"));
+    double outside = dskv_reader_number_or(reader, "rope_theta", 0);
+    double inside =
+        dskv_reader_number_of(reader, "rope_parameters.rope_theta", dskv_json_get(parameters, "rope_theta"), 0);
+    if (outside > 0 && inside > 0 && outside != inside)
+        dskv_reader_fail(reader, "rope_theta is %g, but rope_parameters.rope_theta is %g", outside, inside);
+    if (dskv_reader_number_or(reader, "partial_rotary_factor", 1) != 1)
+        dskv_reader_fail(reader, "partial_rotary_factor other than 1 is not supported");
+    model->positions = DSKV_POSITIONS_ROTARY;
+    model->rope_theta = (float)(inside > 0 ? inside : outside > 0 ? outside : 10000);
+    model->rope_style = DSKV_ROPE_HALVES;
+    model->rotary_dim = model->head_dim;
+    if (model->rotary_dim % 2 != 0)
+        dskv_reader_fail(reader, "a head size of %d cannot be rotated in halves", model->head_dim);
+}
+
+static void read_llama(struct dskv_reader *reader, struct dskv_model *model)
+{
+    model->n_layers = dskv_reader_int(reader, "num_hidden_layers", 1, DSKV_MAX_LAYERS);
+    model->width = dskv_reader_int(reader, "hidden_size", 1, DSKV_MAX_WIDTH);
+    model->n_heads = dskv_reader_int(reader, "num_attention_heads", 1, DSKV_MAX_HEADS);
+    model->n_kv_heads = dskv_reader_int_or(reader, "num_key_value_heads", 1, DSKV_MAX_HEADS, model->n_heads);
+    if (model->n_heads % model->n_kv_heads != 0)
+        dskv_reader_fail(reader, "num_attention_heads %d is not a multiple of num_key_value_heads %d", model->n_heads,
+                         model->n_kv_heads);
+    model->head_dim = dskv_reader_int_or(reader, "head_dim", 1, DSKV_MAX_HEAD_DIM, 0);
+    if (model->head_dim == 0) {
+        if (model->width % model->n_heads != 0)
+            dskv_reader_fail(reader,
+                             "hidden_size %d is not a multiple of num_attention_heads %d, and there is no head_dim",
+                             model->width, model->n_heads);
+        model->head_dim = model->width / model->n_heads;
+    }
+    model->mlp = dskv_reader_int(reader, "intermediate_size", 1, 4 * DSKV_MAX_WIDTH);
+    model->vocab = dskv_reader_int(reader, "vocab_size", 1, DSKV_MAX_VOCAB);
+    model->max_context = dskv_reader_int_or(reader, "max_position_embeddings", 1, DSKV_MAX_CONTEXT, 2048);
+    model->norm = DSKV_RMS_NORM;
+    model->norm_eps = (float)dskv_reader_number_or(reader, "rms_norm_eps", 1e-6);
+    read_rope(reader, model);
+    model->activation = dskv_reader_activation(reader, "hidden_act", "silu");
+    model->gated = 1;
+    model->tied = dskv_reader_bool_or(reader, "tie_word_embeddings", 0);
+    model->qkv_bias = model->o_bias = dskv_reader_bool_or(reader, "attention_bias", 0);
+    model->mlp_bias = dskv_reader_bool_or(reader, "mlp_bias", 0);
+    model->attention_scale = (float)(1 / sqrt((double)model->head_dim));
+    if (dskv_reader_int_or(reader, "pretraining_tp", 0, 1 << 20, 1) > 1)
+        dskv_reader_fail(reader, "pretraining_tp above 1 is not supported: set it to 1 for the plain order of sums");
+}
+
+static const struct dskv_tensor_name names[] = {
+    {DSKV_PART_EMBEDDING, "embed_tokens.weight", 0},
+    {DSKV_PART_NORM1_WEIGHT, "layers.%d.input_layernorm.weight", 0},
+    {DSKV_PART_Q, "layers.%d.self_attn.q_proj.weight", 0},
+    {DSKV_PART_K, "layers.%d.self_attn.k_proj.weight", 0},
+    {DSKV_PART_V, "layers.%d.self_attn.v_proj.weight", 0},
+    {DSKV_PART_Q_BIAS, "layers.%d.self_attn.q_proj.bias", 0},
+    {DSKV_PART_K_BIAS, "layers.%d.self_attn.k_proj.bias", 0},
+    {DSKV_PART_V_BIAS, "layers.%d.self_attn.v_proj.bias", 0},
+    {DSKV_PART_O, "layers.%d.self_attn.o_proj.weight", 0},
+    {DSKV_PART_O_BIAS, "layers.%d.self_attn.o_proj.bias", 0},
+    {DSKV_PART_NORM2_WEIGHT, "layers.%d.post_attention_layernorm.weight", 0},
+    {DSKV_PART_GATE, "layers.%d.mlp.gate_proj.weight", 0},
+    {DSKV_PART_GATE_BIAS, "layers.%d.mlp.gate_proj.bias", 0},
+    {DSKV_PART_UP, "layers.%d.mlp.up_proj.weight", 0},
+    {DSKV_PART_UP_BIAS, "layers.%d.mlp.up_proj.bias", 0},
+    {DSKV_PART_DOWN, "layers.%d.mlp.down_proj.weight", 0},
+    {DSKV_PART_DOWN_BIAS, "layers.%d.mlp.down_proj.bias", 0},
+    {DSKV_PART_NORM_WEIGHT, "norm.weight", 0},
+    {DSKV_PART_HEAD, "lm_head.weight", 0},
+    {DSKV_PART_IGNORED, "layers.%d.self_attn.rotary_emb.inv_freq", 0}, /* theta again */
+};
+
+const struct dskv_family dskv_family_llama = {
+    .model_type = "llama",
+    .prefix = "model.",
+    .read = read_llama,
+    .names = names,
+    .n_names = sizeof names / sizeof names[0],
+};

@@ -1,0 +1,96 @@
+#include "parallel/flag.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPINS_PER_LOOK 32 /* looks at the clock are dearer than looks at the value */
+#define SECONDS_PER_CHECK 1
+
+static void pause_core(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static int64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static int lives(pid_t pid)
+{
+    /* A killed process that nobody has waited for still takes kill(pid, 0); its pidfd tells the truth. */
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0)
+        return errno != ESRCH && kill(pid, 0) == 0;
+    struct pollfd ended = {.fd = fd, .events = POLLIN};
+    int n = poll(&ended, 1, 0);
+    close(fd);
+    return n <= 0;
+}
+
+int dskv_peers_first_lost(const struct dskv_peers *peers)
+{
+    for (int32_t r = 0; r < peers->n_ranks; r++)
+        if (r != peers->rank && !lives(peers->pids[r]))
+            return r;
+    return -1;
+}
+
+static int spin(struct dskv_flag *flag, uint32_t value, int32_t spin_us)
+{
+    if (atomic_load_explicit(&flag->value, memory_order_acquire) == value)
+        return 1;
+    for (int64_t end = spin_us ? now_us() + spin_us : 0; end;) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load_explicit(&flag->value, memory_order_acquire) == value)
+                return 1;
+            pause_core();
+        }
+        if (now_us() >= end)
+            break;
+        sched_yield(); /* where others wait for this core, the peer may be one of them */
+    }
+    return 0;
+}
+
+int dskv_flag_wait(struct dskv_flag *flag, uint32_t value, const struct dskv_peers *peers)
+{
+    if (spin(flag, value, peers->spin_us))
+        return -1;
+    int lost = -1;
+    /* Sleepers are counted before the value is read again, and the setter writes the value before it reads the count
+     * (both sequentially consistent): either the sleeper sees the value or the setter sees the sleeper. */
+    atomic_fetch_add(&flag->n_sleepers, 1);
+    for (uint32_t seen; (seen = atomic_load(&flag->value)) != value && lost < 0;) {
+        struct timespec timeout = {.tv_sec = SECONDS_PER_CHECK};
+        if (syscall(SYS_futex, &flag->value, FUTEX_WAIT, seen, &timeout, NULL, 0) != 0 && errno == ETIMEDOUT)
+            lost = dskv_peers_first_lost(peers);
+    }
+    atomic_fetch_sub(&flag->n_sleepers, 1);
+    return lost;
+}
+
+void dskv_flag_set(struct dskv_flag *flag, uint32_t value)
+{
+    atomic_store(&flag->value, value);
+    if (atomic_load(&flag->n_sleepers))
+        syscall(SYS_futex, &flag->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void dskv_meeting_arrive(struct dskv_meeting *meeting, uint32_t count, uint32_t n)
+{
+    /* Counts run on and wrap; the order makes every rank's writes visible to the last, who publishes them to all. */
+    if (atomic_fetch_add_explicit(&meeting->n_arrived, 1, memory_order_acq_rel) + 1 == count * n)
+        dskv_flag_set(&meeting->complete, count);
+}

@@ -1,0 +1,42 @@
+/* Forward: this rank's shard of the transformer, and the rows of logits that a step wants.
+ *
+ * Owns the activations, sized at open for the largest step, so that a step allocates nothing.  Knows plans, weights and the
+ * comm; no request.  Every rank runs the same calls in the same order.
+ */
+#ifndef DSKV_PARALLEL_FORWARD_H
+#define DSKV_PARALLEL_FORWARD_H
+
+#include "parallel/comm.h"
+#include "parallel/engine.h"
+#include "parallel/weights.h"
+
+/* What a step runs on; all outlive it. */
+struct dskv_forward_parts {
+    const struct dskv_model *model;
+    const struct dskv_shard *shard;
+    struct dskv_weights *weights;
+    struct dskv_device *device;
+    struct dskv_comm *comm; /* slots of at least dskv_forward_slot_bytes */
+    struct dskv_kv kv;
+    enum dskv_dtype activation_dtype;
+    struct dskv_plan_bounds bounds;
+    int32_t max_logit_rows;
+    int every_rank_selects; /* debug: not only rank 0 merges and draws */
+};
+
+/* Bytes of a comm slot that steps with these bounds need; the same on every rank. */
+size_t dskv_forward_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens);
+
+struct dskv_forward;
+
+/* DSKV_EXIT_MEMORY. */
+enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct dskv_forward **forward,
+                                 struct dskv_error *error);
+void dskv_forward_close(struct dskv_forward **forward);
+
+/* Runs the plan.  Rank 0 (every rank, when every_rank_selects) gets results[used.n_rows], valid until the next run; elsewhere
+ * *results is null. */
+enum dskv_exit dskv_forward_run(struct dskv_forward *forward, const struct dskv_plan *plan,
+                                const struct dskv_row_result **results, struct dskv_error *error);
+
+#endif

@@ -1,0 +1,10 @@
+# What a client gets: results against transformers, bits, public reports, exports, errors.
+dskv_py_test(e2e.oracle FILE test_oracle.py RANKS 1 2 3 4 8 LABELS e2e)
+dskv_py_test(e2e.bits FILE test_bits.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.bits_clients FILE test_bits_clients.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.cases FILE test_cases.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.cases_models FILE test_cases_models.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.export FILE test_export.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.cache_is_read FILE test_cache_is_read.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.errors FILE test_errors.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.report FILE test_report.py RANKS 1 2 3 4 LABELS e2e)

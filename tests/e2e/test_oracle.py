@@ -1,0 +1,80 @@
+"""Results against transformers' own in float32: the bundled models' oracle.json, and the tiny odd ones of tests/golden."""
+
+import json
+import pathlib
+
+import dskv
+import numpy as np
+import pytest
+from support.daemon import MODELS, SOURCE, Daemon, default_ranks
+
+GAP = 5e-3  # where the two best logits are nearer, another order of summation may rightly choose otherwise
+RANKS = default_ranks()
+BUNDLED = ["atlas-gpt2", "atlas-llama"]
+
+
+def n_heads(directory):
+    config = json.loads((directory / "config.json").read_text())
+    return config.get("num_attention_heads") or config["n_head"]
+
+
+def golden():
+    directories = sorted(path.parent for path in (SOURCE / "tests" / "golden").glob("*/oracle.json"))
+    return [path for path in directories if n_heads(path) >= RANKS]
+
+
+def serve(directory, *options):
+    return Daemon(directory, options=options)
+
+
+def clear_argmax(rows):
+    """The best id of each row, and where it stands clear of the second."""
+    best = np.sort(rows, axis=1)[:, -2:]
+    return rows.argmax(axis=1), best[:, 1] - best[:, 0] > GAP
+
+
+def check(client, entry, tolerance):
+    ids, greedy = entry["input_ids"], entry["greedy"]
+    made = client.forward(ids + greedy[:-1], logits="all", argmax=True)
+    last = made.logits[len(ids) - 1, : len(entry["last_logits"])]
+    assert np.abs(last - np.array(entry["last_logits"], np.float32)).max() <= tolerance
+    best, clear = clear_argmax(made.logits)
+    assert (best == made.argmax).all()
+    wanted = np.array(entry["argmax"] + greedy[1:])
+    assert (best == wanted)[clear].all()
+    assert clear.sum() > len(wanted) // 2  # or the comparison says nothing
+
+
+@pytest.mark.parametrize("model", BUNDLED)
+def test_bundled_models_with_default_flags(model):
+    with serve(model) as daemon, dskv.connect(daemon.endpoint) as client:
+        for entry in json.loads((MODELS / model / "oracle.json").read_text()):
+            check(client, entry, 2e-3)
+            greedy = entry["greedy"]
+            made = client.generate(entry["input_ids"], max_tokens=len(greedy))
+            if (entry["min_gap"] or 1) > GAP:
+                assert list(made.tokens) == greedy
+            assert made.finish_reason == ("stop" if greedy[-1] == 0 else "length")
+
+
+@pytest.mark.skipif(RANKS > 4, reason="the dtype of the KV changes nothing with the number of ranks")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", 0.01), ("bf16", 0.1)])
+@pytest.mark.parametrize("model", BUNDLED)
+def test_bundled_models_with_narrow_kv(model, dtype, tolerance):
+    with serve(model, "--kv-dtype", dtype) as daemon, dskv.connect(daemon.endpoint) as client:
+        assert client.info().kv_dtype == dtype
+        for entry in json.loads((MODELS / model / "oracle.json").read_text()):
+            last = client.forward(entry["input_ids"], logits="last").logits[0, : len(entry["last_logits"])]
+            difference = np.abs(last - np.array(entry["last_logits"], np.float32)).max()
+            assert 0 < difference <= tolerance
+
+
+@pytest.mark.parametrize("directory", golden(), ids=lambda path: pathlib.Path(path).name)
+def test_odd_models(directory):
+    with serve(directory) as daemon, dskv.connect(daemon.endpoint) as client:
+        for entry in json.loads((directory / "oracle.json").read_text()):
+            check(client, entry, 2e-3)
+
+
+def test_every_valid_number_of_ranks_found_its_odd_models():
+    assert RANKS > 4 or golden()

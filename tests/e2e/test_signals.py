@@ -1,0 +1,213 @@
+"""The end of a daemon: draining, signals, lost ranks; and what it costs to be idle."""
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+import dskv
+from support.daemon import SOURCE, Daemon, marked_pids, Place, DSKVD, MODELS
+
+PROMPT = [352, 303, 275, 1646, 26]
+
+
+def gone(daemon, within):
+    """True when every process of the daemon has ended and nothing that it shared has stayed."""
+    end = time.monotonic() + within
+    while daemon.all_pids() and time.monotonic() < end:
+        time.sleep(0.02)
+    return not daemon.all_pids()
+
+
+class InBackground(threading.Thread):
+    """A call of a client in a thread: its result or its error."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.call, self.result, self.error = call, None, None
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self.call()
+        except dskv.Error as error:
+            self.error = error
+
+
+def long_generate(endpoint, tokens=600):
+    client = dskv.connect(endpoint)
+    return InBackground(lambda: client.generate(PROMPT, max_tokens=tokens, ignore_eos=True))
+
+
+def wait_busy(client):
+    end = time.monotonic() + 10
+    while client.stats()["sequences_active"] == 0:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_drain_finishes_what_runs(ranks):
+    with Daemon(ranks=ranks) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            running = long_generate(daemon.endpoint)
+            wait_busy(client)
+            daemon.process.send_signal(signal.SIGUSR1)
+            end = time.monotonic() + 5
+            while True:  # the signal takes its way through mpirun
+                try:
+                    client.forward(PROMPT)
+                except dskv.Error as error:
+                    assert error.code in ("draining", "unreachable", "timeout")
+                    break
+                assert time.monotonic() < end
+            running.join(30)
+            assert running.error is None and len(running.result.tokens) == 600
+        assert daemon.process.wait(5) == 0
+        assert gone(daemon, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_drain_of_an_idle_daemon(ranks):
+    with Daemon(ranks=ranks) as daemon:
+        assert daemon.stop(signal.SIGUSR1, timeout=5) == 0
+        assert gone(daemon, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_end_within_three_seconds(ranks, which):
+    with Daemon(ranks=ranks) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            running = long_generate(daemon.endpoint, tokens=1000)
+            wait_busy(client)
+            shared = daemon.shared_files()
+            begin = time.monotonic()
+            code = daemon.stop(which, timeout=10)
+            assert time.monotonic() - begin < 3
+            assert code == (0 if ranks == 1 else 1)  # mpirun's own code for a job that it was told to end
+            running.join(5)
+            assert running.error is not None and running.error.code in ("draining", "unreachable")
+        assert gone(daemon, 1)
+        shared.add(daemon.endpoint.removeprefix("ipc://"))
+        assert not [name for name in shared if os.path.exists(name)]
+
+
+@pytest.mark.parametrize("times, least, most", [(1, 1.5, 3), (2, 0, 1)])
+def test_end_does_not_wait_for_a_stuck_rank(times, least, most):
+    """Rank 1 stands still: one interrupt ends rank 0 within three seconds, a second one at once."""
+    with Daemon(ranks=2) as daemon:
+        pids = daemon.rank_pids()
+        os.kill(pids[1], signal.SIGSTOP)
+        begin = time.monotonic()
+        for _ in range(times):
+            os.kill(pids[0], signal.SIGINT)
+            time.sleep(0.3)
+        while pids[0] in daemon.rank_pids():
+            time.sleep(0.02)
+        assert least < time.monotonic() - begin < most
+        assert daemon.process.wait(5) == 130
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("busy", [False, True])
+def test_killed_rank_ends_the_job(victim, busy):
+    with Daemon(ranks=2) as daemon:
+        with dskv.connect(daemon.endpoint, timeout=8.0) as client:
+            client.ping()
+            if busy:
+                running = long_generate(daemon.endpoint, tokens=1000)
+                wait_busy(client)
+            shared = daemon.shared_files()
+            os.kill(daemon.rank_pids()[victim], signal.SIGKILL)
+            assert daemon.process.wait(5) != 0
+            assert gone(daemon, 1)
+            if busy:
+                running.join(10)
+                assert running.error is not None
+            with pytest.raises(dskv.Error):
+                client.ping()
+        assert not [name for name in shared if os.path.exists(name)]
+        if victim == 1:
+            assert "dskvd: rank 1" in daemon.log()
+
+
+def test_killed_mpirun_ends_the_ranks():
+    with Daemon(ranks=2) as daemon:
+        daemon.process.kill()
+        daemon.process.wait()
+        assert gone(daemon, 5)
+
+
+def test_killed_rank_during_the_start():
+    with Daemon(ranks=3) as daemon:
+        os.kill(daemon.rank_pids()[2], signal.SIGKILL)
+        assert daemon.process.wait(5) != 0
+        assert gone(daemon, 1)
+
+
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_idle_ranks_cost_nothing():
+    with Daemon(ranks=2) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            client.forward(PROMPT)
+            time.sleep(0.5)
+            pids, seconds = daemon.rank_pids(), 5.0
+            before = [cpu_seconds(pid) for pid in pids]
+            time.sleep(seconds)
+            shares = [(cpu_seconds(pid) - then) / seconds for pid, then in zip(pids, before)]
+        assert len(pids) == 2 and max(shares) < 0.02, shares
+
+
+# ---- launch/dskvd-run ---------------------------------------------------------------------------------------------------
+
+
+class Launcher:
+    """launch/dskvd-run, from a folder where it finds the dskvd under test beside itself."""
+
+    def __init__(self, directory):
+        os.symlink(DSKVD, directory / "dskvd")
+        self.script = directory / "dskvd-run"
+        self.script.write_bytes((SOURCE / "launch" / "dskvd-run").read_bytes())
+        self.script.chmod(0o755)
+        self.place = Place()
+
+    def start(self, *arguments):
+        return subprocess.Popen([self.script, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True, start_new_session=True, env=self.place.environment())
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.place.close()
+
+
+@pytest.mark.parametrize("which, code", [(signal.SIGUSR1, 0), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
+def test_dskvd_run_passes_signals_on(launcher, which, code):
+    process = launcher.start("-np", 2, "--model", MODELS / "atlas-gpt2", "--listen", f"ipc://{launcher.place.directory}/d")
+    for line in process.stdout:
+        if line.startswith("dskvd: ready on"):
+            break
+    begin = time.monotonic()
+    process.send_signal(which)
+    assert process.wait(10) == code
+    assert time.monotonic() - begin < 3
+    assert not marked_pids(launcher.place.mark)
+    assert not os.listdir(launcher.place.sessions)
+
+
+def test_dskvd_run_gives_the_exit_code(launcher):
+    process = launcher.start("-np", 2, "--model", "/nowhere")
+    assert process.wait(20) == 3
+    assert launcher.start("-np", "x").wait(5) == 2
+    assert launcher.start("--version").wait(5) == 0
+    assert not os.listdir(launcher.place.sessions)

@@ -1,0 +1,2 @@
+#include "support/cunit_suite.h"
+int main(void) { return 0; }

@@ -1,0 +1,7 @@
+add_library(dskv_test_model_dir STATIC model_dir.c)
+target_link_libraries(dskv_test_model_dir PUBLIC dskv_test_support)
+dskv_c_test(parallel.shard SOURCES test_shard.c LIBRARIES dskv_parallel)
+dskv_c_test(parallel.checkpoint SOURCES test_checkpoint.c LIBRARIES dskv_test_model_dir dskv_parallel)
+dskv_c_test(parallel.family SOURCES test_family.c LIBRARIES dskv_test_model_dir dskv_parallel)
+dskv_c_test(parallel.tensors SOURCES test_tensors.c LIBRARIES dskv_test_model_dir dskv_parallel)
+dskv_c_test(parallel.weights SOURCES test_weights.c LIBRARIES dskv_test_model_dir dskv_parallel)
