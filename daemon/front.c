@@ -1,8 +1,9 @@
 /* Front: one loop over the transport, the server's events and the signals, and the few answers that need no step.
  *
- * The order inside a round matters.  Events go first, so that replies leave before more work comes in; then a bounded
- * number of messages, so that one client's flood delays nobody's replies.  All replies of a request go through one
- * queue of the server or come from here, never both, so a request has exactly one last event.
+ * The order inside a round matters.  Events go first, so that replies leave before more work comes in; both events and
+ * messages are bounded, so that neither a flood of requests nor a long reply delays anybody's ping.  What may wait in
+ * memory is bounded elsewhere: requests and their replies by the server, unread bytes by the transport.  All replies of
+ * a request go through one queue of the server or come from here, never both: a request has exactly one last event.
  */
 #include "daemon/front.h"
 
@@ -11,6 +12,7 @@
 #include "daemon/signals.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +21,9 @@
 #include <unistd.h>
 
 #define MESSAGES_PER_ROUND 64
+#define EVENTS_PER_ROUND 256
 #define DRAIN_MS 30000 /* for what was accepted before SIGUSR1 */
-#define END_MS                                                                                                         \
-    800 /* for the last replies after SIGINT or SIGTERM; mpirun kills all ranks about 1 s after its SIGTERM */
+#define END_MS 800     /* for the last replies after SIGTERM; about 1 s after it mpirun kills what is left */
 #define ENDING_POLL_MS 20
 #define CHECK_MS 1000 /* how often it is looked whether all ranks live, when nothing else happens */
 
@@ -94,21 +96,6 @@ static void answer(struct front *front, const struct dskv_route *route, const st
     reply(front, route, &event);
 }
 
-/* The memory guard: replies that nobody reads may fill the transport up to a limit; then work that makes more is
- * refused. What ends work or frees memory is always let through. */
-static enum dskv_code admit(struct front *front, const struct dskv_request *request, struct dskv_error *error)
-{
-    int makes_replies = request->op == DSKV_OP_FORWARD || request->op == DSKV_OP_VERIFY ||
-                        request->op == DSKV_OP_GENERATE || request->op == DSKV_OP_EXPORT ||
-                        request->op == DSKV_OP_IMPORT;
-    size_t waiting = dskv_transport_backlog_all(front->transport);
-    if (!makes_replies || waiting < DSKV_MAX_BACKLOG_BYTES)
-        return DSKV_OK;
-    dskv_fail(error, DSKV_BUSY, "%zu bytes of replies wait for clients that do not read", waiting);
-    dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_BACKLOG_BYTES);
-    return DSKV_BUSY;
-}
-
 static void handle(struct front *front, const struct dskv_route *route, struct dskv_frames *frames)
 {
     struct dskv_request request = {0};
@@ -122,10 +109,7 @@ static void handle(struct front *front, const struct dskv_route *route, struct d
         dskv_request_clear(&request);
         return;
     }
-    enum dskv_code code = admit(front, &request, &error);
-    if (!code)
-        code = dskv_server_submit(front->server, route, &request, &error);
-    if (code) {
+    if (dskv_server_submit(front->server, route, &request, &error)) {
         reply_error(front, route, &request, &error);
         dskv_request_clear(&request);
     }
@@ -147,11 +131,11 @@ static void take_messages(struct front *front)
         dskv_server_route_lost(front->server, &route);
 }
 
-static void send_events(struct front *front)
+static void send_events(struct front *front, int most)
 {
     struct dskv_route route;
     struct dskv_frames frames;
-    while (dskv_server_next_event(front->server, &route, &frames))
+    for (int i = 0; i < most && dskv_server_next_event(front->server, &route, &frames); i++)
         dskv_transport_send(front->transport, &route, &frames);
 }
 
@@ -184,7 +168,7 @@ static int is_over(struct front *front)
         return 1;
     if (!dskv_server_idle(front->server))
         return 0;
-    send_events(front); /* those of the request that was the last to end */
+    send_events(front, INT_MAX); /* those of the request that was the last to end */
     return dskv_transport_backlog_all(front->transport) == 0;
 }
 
@@ -249,12 +233,12 @@ enum dskv_exit dskv_front_run(struct dskv_transport *transport, struct dskv_serv
     print_ready(&front, config);
     while (!code && !is_over(&front)) {
         dskv_transport_wait(transport, front.wake_fd, front.phase == SERVING ? CHECK_MS : ENDING_POLL_MS);
-        send_events(&front);
+        send_events(&front, EVENTS_PER_ROUND);
         take_messages(&front);
         follow_signals(&front);
         code = find_failure(&front, error);
     }
-    send_events(&front);
+    send_events(&front, INT_MAX);
     close_front(&front);
     return code;
 }

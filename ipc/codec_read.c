@@ -171,9 +171,12 @@ static enum dskv_code read_tensor_shape(struct dskv_reader *reader, const struct
         /* Both factors are below 2^29, and the product is looked at before it can grow further. */
         bytes = bytes > DSKV_MAX_REPLY_BYTES ? bytes : bytes * (uint64_t)tensor->shape[i];
     }
-    tensor->bytes = bytes;
     for (int32_t i = 0; i < tensor->n_dims; i++)
-        tensor->bytes = tensor->shape[i] ? tensor->bytes : 0;
+        bytes = tensor->shape[i] ? bytes : 0;
+    if (bytes > DSKV_MAX_REPLY_BYTES)
+        return dskv_place_refuse(&reader->place, DSKV_BAD_VALUE, "has a shape of more than %d bytes",
+                                 DSKV_MAX_REPLY_BYTES);
+    tensor->bytes = bytes;
     return DSKV_OK;
 }
 
@@ -347,7 +350,8 @@ static enum dskv_code read_value(struct dskv_reader *reader, const struct dskv_f
     case DSKV_FIELD_UINT32:
     case DSKV_FIELD_UINT64:
         code = read_int(reader, field, object, &value);
-        store_int(field, at, value);
+        if (!code)
+            store_int(field, at, value);
         return code;
     case DSKV_FIELD_DOUBLE: return read_double(reader, field, object, at);
     case DSKV_FIELD_STRING: return read_string(reader, field, object, at);
@@ -430,6 +434,7 @@ static enum dskv_code read_entry_of_map(struct dskv_reader *reader, const msgpac
     int table = 0;
     const struct dskv_field *field = find_field(tables, n_tables, &kv->key, &table);
     enum dskv_code code = DSKV_OK;
+    const char *outer = reader->place.leaf;
     reader->place.leaf = field ? field->name : key;
     if (!field && reader->pass_over) {
         reader->n_passed++;
@@ -443,6 +448,7 @@ static enum dskv_code read_entry_of_map(struct dskv_reader *reader, const msgpac
             code = read_field(reader, field, &kv->val, base);
         seen[table] |= bit;
     }
+    reader->place.leaf = outer;
     reader->place.path[path] = 0;
     return code;
 }

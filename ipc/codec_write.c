@@ -268,11 +268,13 @@ static enum dskv_code write_map(struct writer *writer, const struct dskv_table *
             if (!is_there(field, base))
                 continue;
             size_t path = dskv_place_descend(&writer->place, "%s%s", writer->place.path[0] ? "." : "", field->name);
+            const char *outer = writer->place.leaf;
             writer->place.leaf = field->name;
             write_text(writer, field->name, strlen(field->name));
             enum dskv_code code = write_value(writer, field, base);
             if (code)
                 return code;
+            writer->place.leaf = outer;
             writer->place.path[path] = 0;
         }
     return DSKV_OK;

@@ -65,9 +65,11 @@ static enum dskv_code open_sockets(struct dskv_link *link, struct dskv_error *er
         close_sockets(link);
         return dskv_fail(error, DSKV_UNREACHABLE, "cannot make a socket: %s", zmq_strerror(errno));
     }
-    /* Not ZMQ_IMMEDIATE: with it, what was received and not yet taken is lost with the connection. */
-    int rc = set_int(link->socket, ZMQ_IPV6, 1) | set_int(link->socket, ZMQ_LINGER, 0) |
-             set_int(link->socket, ZMQ_RECONNECT_IVL, RECONNECT_MS) |
+    /* RCVHWM 0: the client holds what it asked for.  With a limit, a program that is slow to read would leave
+     * heartbeats unread too, and be taken for frozen. Not ZMQ_IMMEDIATE: with it, what was received and not yet taken
+     * is lost with the connection. */
+    int rc = set_int(link->socket, ZMQ_RCVHWM, 0) | set_int(link->socket, ZMQ_IPV6, 1) |
+             set_int(link->socket, ZMQ_LINGER, 0) | set_int(link->socket, ZMQ_RECONNECT_IVL, RECONNECT_MS) |
              set_int(link->socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS) |
              set_int(link->socket, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) |
              set_int(link->socket, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS) |

@@ -6,14 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In the order in which "auto" tries them; open is null for a kind that this build lacks. */
+static int cpu_present(void)
+{
+    return 1;
+}
+
+/* "auto" takes the first that is present; open is null for a kind that this build lacks. */
 static const struct {
     const char *kind, *name;
+    int (*present)(void);
     enum dskv_exit (*open)(const struct dskv_device_options *options, struct dskv_device **device,
                            struct dskv_error *error);
 } kinds[] = {
-    {"cuda", "CUDA", NULL},
-    {"cpu", "CPU", dskv_cpu_open},
+#ifdef DSKV_WITH_CUDA
+    {"cuda", "CUDA", dskv_cuda_present, dskv_cuda_open},
+#else
+    {"cuda", "CUDA", NULL, NULL},
+#endif
+    {"cpu", "CPU", cpu_present, dskv_cpu_open},
 };
 
 enum dskv_exit dskv_device_open(const struct dskv_device_options *options, struct dskv_device **device,
@@ -23,7 +33,7 @@ enum dskv_exit dskv_device_open(const struct dskv_device_options *options, struc
     int is_auto = strcmp(kind, "auto") == 0;
     *device = NULL;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (is_auto ? !kinds[i].open : strcmp(kind, kinds[i].kind) != 0)
+        if (is_auto ? !kinds[i].open || !kinds[i].present() : strcmp(kind, kinds[i].kind) != 0)
             continue;
         if (!kinds[i].open)
             return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "this build has no %s device", kinds[i].name);

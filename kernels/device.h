@@ -63,4 +63,9 @@ struct dskv_weight {
 enum dskv_exit dskv_cpu_open(const struct dskv_device_options *options, struct dskv_device **device,
                              struct dskv_error *error);
 
+/* cuda/device.c, in builds with CUDA.  Present: a driver and at least one GPU. */
+int dskv_cuda_present(void);
+enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct dskv_device **device,
+                              struct dskv_error *error);
+
 #endif

@@ -1,4 +1,4 @@
-/* Comm: picks an implementation from the table and asserts what all of them require. */
+/* Comm: picks the first implementation that serves and asserts what all of them require. */
 #include "parallel/comm.h"
 
 #include "base/memory.h"
@@ -14,10 +14,10 @@ struct dskv_comm {
 enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
                               struct dskv_error *error)
 {
-    static const struct dskv_comm_table *const tables[] = {&dskv_comm_self, &dskv_comm_shm};
+    static const struct dskv_comm_table *const tables[] = {&dskv_comm_self, &dskv_comm_shm, &dskv_comm_staged};
     const struct dskv_comm_table *table = NULL;
     for (size_t i = 0; !table && i < sizeof tables / sizeof *tables; i++)
-        if (tables[i]->serves(options->peers->n_ranks))
+        if (tables[i]->serves(options))
             table = tables[i];
     DSKV_ASSERT(table, "%d ranks", (int)options->peers->n_ranks);
     void *state = NULL;

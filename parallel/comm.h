@@ -1,8 +1,8 @@
 /* Comm: what ranks exchange inside a step, behind one table of operations.
  *
- * Every rank writes its part into its slot, then all meet: an exchange lets everybody read all slots, a sum adds them in rank
- * order (in f32, rounded once), so that the bits are one function of the parts, whatever the size.  All ranks make the same
- * calls in the same order.  Slots are device memory.  Knows ranks, rows and bytes; no model, no plan.
+ * Every rank writes its part into its slot, then all meet: an exchange lets everybody read all slots, a sum adds them
+ * in rank order (in f32, rounded once), so that the bits are one function of the parts, whatever the size.  All ranks
+ * make the same calls in the same order.  Slots are device memory.  Knows ranks, rows and bytes; no model, no plan.
  */
 #ifndef DSKV_PARALLEL_COMM_H
 #define DSKV_PARALLEL_COMM_H
@@ -13,18 +13,19 @@
 struct dskv_comm;
 
 struct dskv_comm_options {
-    struct dskv_device *device;      /* outlives the comm */
-    const struct dskv_peers *peers;  /* outlives the comm */
-    size_t slot_bytes;               /* the largest part */
-    void *shared;                    /* dskv_comm_shared_bytes of zeroed memory that all ranks share; null at one rank */
+    struct dskv_device *device;     /* outlives the comm */
+    const struct dskv_peers *peers; /* outlives the comm */
+    size_t slot_bytes;              /* the largest part */
+    void *shared;                   /* dskv_comm_shared_bytes of zeroed memory that all ranks share; null at one rank */
 };
 
 /* Bytes of shared memory that n_ranks need, a multiple of 64; 0 at one rank. */
 size_t dskv_comm_shared_bytes(int32_t n_ranks, size_t slot_bytes);
 /* Picks the first implementation that serves this number of ranks.  DSKV_EXIT_MEMORY. */
-enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm, struct dskv_error *error);
+enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
+                              struct dskv_error *error);
 void dskv_comm_close(struct dskv_comm **comm);
-/* "self", "shm". */
+/* "self", "shm", "staged". */
 const char *dskv_comm_name(const struct dskv_comm *comm);
 
 /* This rank's slot for the next exchange or sum, slot_bytes long, 64-byte aligned; its content is undefined. */
@@ -35,11 +36,11 @@ enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, const void *const **sl
 enum dskv_exit dskv_comm_sum(struct dskv_comm *comm, int64_t rows, int64_t cols, enum dskv_dtype dtype,
                              struct dskv_tensor *sum, struct dskv_error *error);
 
-/* ---- between comm.c and the implementations --------------------------------------------------------------------- */
+/* ---- between comm.c and the implementations ----------------------------------------------------- */
 
 struct dskv_comm_table {
     const char *name;
-    int (*serves)(int32_t n_ranks);
+    int (*serves)(const struct dskv_comm_options *options);
     enum dskv_exit (*open)(const struct dskv_comm_options *options, void **state, struct dskv_error *error);
     void (*close)(void *state);
     void *(*slot)(void *state);
@@ -49,5 +50,6 @@ struct dskv_comm_table {
 };
 extern const struct dskv_comm_table dskv_comm_self; /* one rank */
 extern const struct dskv_comm_table dskv_comm_shm;  /* several ranks of one host, devices whose memory is host memory */
+extern const struct dskv_comm_table dskv_comm_staged; /* several ranks of one host, any devices: through host memory */
 
 #endif

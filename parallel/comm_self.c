@@ -12,9 +12,9 @@ struct self {
     const void *slots[1];
 };
 
-static int serves(int32_t n_ranks)
+static int serves(const struct dskv_comm_options *options)
 {
-    return n_ranks == 1;
+    return options->peers->n_ranks == 1;
 }
 
 static enum dskv_exit self_open(const struct dskv_comm_options *options, void **state, struct dskv_error *error)

@@ -36,14 +36,13 @@ size_t dskv_comm_shared_bytes(int32_t n_ranks, size_t slot_bytes)
     return n_ranks == 1 ? 0 : sizeof(struct dskv_meeting) + 2 * (size_t)n_ranks * aligned_slot_bytes(slot_bytes);
 }
 
-static int serves(int32_t n_ranks)
+static int serves(const struct dskv_comm_options *options)
 {
-    return n_ranks > 1;
+    return options->peers->n_ranks > 1 && dskv_device_is_host(options->device);
 }
 
 static enum dskv_exit shm_open_comm(const struct dskv_comm_options *options, void **state, struct dskv_error *error)
 {
-    DSKV_ASSERT(dskv_device_is_host(options->device), "%s", dskv_device_name(options->device));
     void *small_sum = dskv_device_alloc(options->device, ONE_SHOT_BYTES);
     if (!small_sum)
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %d bytes of partial sums", ONE_SHOT_BYTES);

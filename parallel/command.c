@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- giving and taking commands ------------------------------------------------------------------------------------ */
+/* ---- giving and taking commands ------------------------------------------------------------------------------------
+ */
 
 /* Posts, executes rank 0's own part, collects.  answers (may be null) get [n_ranks]. */
 static enum dskv_exit give(struct dskv_engine *engine, const struct dskv_command *command, void *out,
@@ -67,7 +68,8 @@ enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_st
     return code;
 }
 
-/* ---- steps --------------------------------------------------------------------------------------------------------- */
+/* ---- steps ---------------------------------------------------------------------------------------------------------
+ */
 
 static char *plan_memory(const struct dskv_engine *engine, uint32_t which)
 {
@@ -129,9 +131,11 @@ enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_pl
     return code;
 }
 
-/* ---- pieces of KV -------------------------------------------------------------------------------------------------- */
+/* ---- pieces of KV --------------------------------------------------------------------------------------------------
+ */
 
-size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece, enum dskv_dtype dtype)
+size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece,
+                                  enum dskv_dtype dtype)
 {
     return (size_t)engine->info.model.n_kv_heads * (size_t)(piece->stop - piece->start) *
            (size_t)engine->info.model.head_dim * dskv_dtype_bytes(dtype);
@@ -139,8 +143,8 @@ size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct
 
 int32_t dskv_engine_kv_piece_tokens(const struct dskv_engine *engine)
 {
-    size_t token_bytes = (size_t)engine->info.model.n_kv_heads * (size_t)engine->info.model.head_dim *
-                         dskv_dtype_bytes(DSKV_F32);
+    size_t token_bytes =
+        (size_t)engine->info.model.n_kv_heads * (size_t)engine->info.model.head_dim * dskv_dtype_bytes(DSKV_F32);
     int32_t tokens = (int32_t)(DSKV_PART_BYTES / token_bytes);
     tokens = tokens < engine->info.max_model_len ? tokens : engine->info.max_model_len;
     return tokens < 1 ? 1 : tokens;
@@ -190,12 +194,14 @@ enum dskv_exit dskv_engine_copy_in(struct dskv_engine *engine, const struct dskv
 
 #define FINITE_CHUNK 1024
 
-int dskv_engine_kv_finite(const struct dskv_engine *engine, enum dskv_dtype dtype, const void *bytes, size_t n, size_t *index)
+int dskv_engine_kv_finite(const struct dskv_engine *engine, enum dskv_dtype dtype, const void *bytes, size_t n,
+                          size_t *index)
 {
     float converted[FINITE_CHUNK]; /* room for any dtype */
     for (size_t at = 0; at < n; at += FINITE_CHUNK) {
         size_t m = n - at < FINITE_CHUNK ? n - at : FINITE_CHUNK;
-        size_t first = dskv_convert(converted, engine->kv.dtype, (const char *)bytes + at * dskv_dtype_bytes(dtype), dtype, m);
+        size_t first =
+            dskv_convert(converted, engine->kv.dtype, (const char *)bytes + at * dskv_dtype_bytes(dtype), dtype, m);
         if (first < m) {
             *index = at + first;
             return 0;

@@ -16,11 +16,11 @@
 #define DEFAULT_SEQUENCES 64
 #define DEFAULT_BLOCK_TOKENS 64
 
-/* ---- options -> info ------------------------------------------------------------------------------------------------ */
+/* ---- options -> info ---------------------------------------------------------------------------- */
 
 /* A dtype by name, or `automatic` for "auto" and null. */
-static enum dskv_exit choose_dtype(const char *option, const char *name, enum dskv_dtype automatic, enum dskv_dtype *dtype,
-                                   struct dskv_error *error)
+static enum dskv_exit choose_dtype(const char *option, const char *name, enum dskv_dtype automatic,
+                                   enum dskv_dtype *dtype, struct dskv_error *error)
 {
     *dtype = !name || strcmp(name, "auto") == 0 ? automatic : dskv_dtype_from_name(name);
     if (*dtype == DSKV_F32 || *dtype == DSKV_F16 || *dtype == DSKV_BF16)
@@ -34,16 +34,19 @@ static enum dskv_exit check_options(const struct dskv_engine_options *options, c
     int32_t block = info->block_tokens;
     if (options->tensor_parallel && options->tensor_parallel != info->n_ranks)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--tensor-parallel is %d, but %d rank%s started",
-                              (int)options->tensor_parallel, (int)info->n_ranks, info->n_ranks == 1 ? " was" : "s were");
+                              (int)options->tensor_parallel, (int)info->n_ranks,
+                              info->n_ranks == 1 ? " was" : "s were");
     if (info->max_model_len < 1 || info->max_model_len > info->model.max_context)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--max-model-len is %d, but the model's context is %d",
                               (int)info->max_model_len, (int)info->model.max_context);
     if (info->max_batch_tokens < 1 || info->max_sequences < 1 ||
         (int64_t)info->max_batch_tokens + info->max_sequences > DSKV_PLAN_MAX_COUNT)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--max-batch-tokens %d and --max-sequences %d are not a step's size",
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE,
+                              "--max-batch-tokens %d and --max-sequences %d are not a step's size",
                               (int)info->max_batch_tokens, (int)info->max_sequences);
     if (block < DSKV_MIN_BLOCK_TOKENS || block > DSKV_MAX_BLOCK_TOKENS || (block & (block - 1)))
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--block-tokens is %d; it must be 16, 32, 64, 128 or 256", (int)block);
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--block-tokens is %d; it must be 16, 32, 64, 128 or 256",
+                              (int)block);
     return DSKV_EXIT_OK;
 }
 
@@ -65,7 +68,7 @@ static void fill_info(const struct dskv_engine_options *options, struct dskv_eng
     info->max_logit_rows = (int32_t)(rows < 1 ? 1 : rows < most ? rows : most);
 }
 
-/* ---- the parts, in order -------------------------------------------------------------------------------------------- */
+/* ---- the parts, in order ------------------------------------------------------------------------ */
 
 static enum dskv_exit open_device(struct dskv_engine *engine, const struct dskv_engine_options *options,
                                   struct dskv_error *error)
@@ -74,7 +77,9 @@ static enum dskv_exit open_device(struct dskv_engine *engine, const struct dskv_
     int threads = dskv_job_n_cores() / info->n_ranks;
     struct dskv_device_options device = {.kind = options->device ? options->device : "auto",
                                          .index = dskv_job_rank(),
-                                         .n_threads = options->n_threads ? options->n_threads : threads < 1 ? 1 : threads,
+                                         .n_threads = options->n_threads ? options->n_threads
+                                                      : threads < 1      ? 1
+                                                                         : threads,
                                          .trace = options->trace_ops};
     enum dskv_exit code = dskv_device_open(&device, &engine->device, error);
     if (!code)
@@ -157,11 +162,12 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
     struct dskv_kv_piece piece = {.stop = dskv_engine_kv_piece_tokens(engine)};
     int32_t blocks_of_context = (info->max_model_len + info->block_tokens - 1) / info->block_tokens;
     engine->plan_bytes = dskv_plan_bytes(&largest);
-    engine->piece_bytes = dskv_piece_data_offset(blocks_of_context) + dskv_engine_kv_piece_bytes(engine, &piece, DSKV_F32);
+    engine->piece_bytes =
+        dskv_piece_data_offset(blocks_of_context) + dskv_engine_kv_piece_bytes(engine, &piece, DSKV_F32);
     size_t payload_bytes = 2 * engine->plan_bytes + engine->piece_bytes, slot_bytes = count_slot_bytes(engine);
     size_t stream_bytes = dskv_stream_bytes(info->n_ranks, payload_bytes);
-    enum dskv_exit code = dskv_segment_open(stream_bytes + dskv_comm_shared_bytes(info->n_ranks, slot_bytes),
-                                            &engine->segment, error);
+    enum dskv_exit code =
+        dskv_segment_open(stream_bytes + dskv_comm_shared_bytes(info->n_ranks, slot_bytes), &engine->segment, error);
     if (code)
         return code;
     engine->stream = dskv_stream_open(engine->segment.memory, payload_bytes, &engine->segment.peers);
@@ -185,7 +191,7 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
     return dskv_parallel_agree(code, error);
 }
 
-/* ---- open and close ------------------------------------------------------------------------------------------------- */
+/* ---- open and close ----------------------------------------------------------------------------- */
 
 static void free_engine(struct dskv_engine **engine)
 {

@@ -1,5 +1,5 @@
-/* The engine's insides, between engine.c (open and close), execute.c (what a command does on a rank) and command.c (how rank 0
- * gives it). */
+/* The engine's insides, between engine.c (open and close), execute.c (what a command does on a rank) and command.c (how
+ * rank 0 gives it). */
 #ifndef DSKV_PARALLEL_ENGINE_PARTS_H
 #define DSKV_PARALLEL_ENGINE_PARTS_H
 
@@ -33,9 +33,16 @@ struct dskv_engine {
 /* On rank 0: tells the others to leave dskv_engine_work. */
 void dskv_engine_stop(struct dskv_engine *engine);
 
-enum dskv_command_kind { DSKV_COMMAND_STEP, DSKV_COMMAND_COPY_OUT, DSKV_COMMAND_COPY_IN, DSKV_COMMAND_STATS, DSKV_COMMAND_STOP };
+enum dskv_command_kind {
+    DSKV_COMMAND_STEP,
+    DSKV_COMMAND_COPY_OUT,
+    DSKV_COMMAND_COPY_IN,
+    DSKV_COMMAND_STATS,
+    DSKV_COMMAND_STOP
+};
 
-/* Payload of a copy: this, then the block table, then (copy in) the piece's bytes in the pool's dtype at a multiple of 64. */
+/* Payload of a copy: this, then the block table, then (copy in) the piece's bytes in the pool's dtype at a multiple
+ * of 64. */
 struct dskv_piece_head {
     int32_t layer, is_value, start, stop, n_blocks;
 };

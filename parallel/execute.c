@@ -66,15 +66,16 @@ static enum dskv_exit execute_copy_out(struct dskv_engine *engine, const struct 
     const void *const *slots;
     const struct dskv_shard *own = &engine->shard;
     if (own->n_export_heads) {
-        struct dskv_kv_dense p = dense_piece(engine, piece, own->first_export_head - own->first_kv_head, own->n_export_heads);
+        struct dskv_kv_dense p =
+            dense_piece(engine, piece, own->first_export_head - own->first_kv_head, own->n_export_heads);
         dskv_op_kv_gather(engine->device, &p);
     }
     enum dskv_exit code = dskv_comm_exchange(engine->comm, &slots, error);
     for (int32_t r = 0; !code && out && r < own->n_ranks; r++) {
         struct dskv_shard shard;
         code = dskv_shard_of(&engine->info.model, r, own->n_ranks, &shard, error);
-        dskv_device_download(engine->device, out + dskv_piece_heads_bytes(engine, piece, shard.first_export_head), slots[r],
-                             dskv_piece_heads_bytes(engine, piece, shard.n_export_heads));
+        dskv_device_download(engine->device, out + dskv_piece_heads_bytes(engine, piece, shard.first_export_head),
+                             slots[r], dskv_piece_heads_bytes(engine, piece, shard.n_export_heads));
     }
     return code;
 }

@@ -1,7 +1,8 @@
 /* Flag: a number in shared memory that processes wait for.
  *
- * A waiter spins for a moment, then sleeps in the kernel; the one who sets the number makes a system call only when somebody
- * sleeps.  While waiting, it looks once a second whether its peers still live.  Knows nothing of what the number means.
+ * A waiter spins for a moment, then sleeps in the kernel; the one who sets the number makes a system call only when
+ * somebody sleeps.  While waiting, it looks once a second whether its peers still live.  Knows nothing of what the
+ * number means.
  */
 #ifndef DSKV_PARALLEL_FLAG_H
 #define DSKV_PARALLEL_FLAG_H
@@ -22,7 +23,7 @@ struct dskv_flag { /* zero: nothing was set */
 /* Who waits, and for whom. */
 struct dskv_peers {
     int32_t rank, n_ranks;
-    int32_t spin_us;                  /* 0 when there are more ranks than cores: spinning would keep the others from running */
+    int32_t spin_us; /* 0 when there are more ranks than cores: spinning would keep the others from running */
     pid_t pids[DSKV_MAX_RANKS];
 };
 
@@ -31,10 +32,11 @@ int dskv_peers_first_lost(const struct dskv_peers *peers);
 
 /* Publishes everything written before, and wakes all waiters. */
 void dskv_flag_set(struct dskv_flag *flag, uint32_t value);
-/* Returns -1 when the value is there (everything written before it was set is then visible), or the rank that was lost. */
+/* Returns -1 when the value is there (all that was written before it was set is then visible), or the rank that was
+ * lost. */
 int dskv_flag_wait(struct dskv_flag *flag, uint32_t value, const struct dskv_peers *peers);
 
-/* Meeting: all ranks arrive, the last one lets everybody go on.  Count is 1 for the first meeting, 2 for the second ... */
+/* Meeting: all ranks arrive, the last one lets everybody go on.  Count is 1 for the first meeting, then 2 ... */
 struct dskv_meeting {
     struct dskv_flag complete;
     _Alignas(DSKV_CACHE_LINE) _Atomic uint32_t n_arrived;

@@ -1,7 +1,8 @@
 /* Forward: the transformer, once, for every family and every number of ranks.
  *
- * A rank holds some heads, some MLP columns and some of the vocabulary; everything between the sums is replicated.  Partials
- * are written where the comm wants them, summed in rank order, and only then are the output biases and the residual added.
+ * A rank holds some heads, some MLP columns and some of the vocabulary; everything between the sums is replicated.
+ * Partials are written where the comm wants them, summed in rank order, and only then are the output biases and the
+ * residual added.
  */
 #include "parallel/forward.h"
 
@@ -14,11 +15,11 @@
 struct dskv_forward {
     struct dskv_forward_parts parts;
     struct dskv_select_state *select;
-    char *memory;                 /* all buffers below, one device allocation */
+    char *memory; /* all buffers below, one device allocation */
     size_t memory_bytes;
-    void *x, *h;                  /* [max_tokens, width]: the residual stream; its norm */
-    void *wide, *narrow;          /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
-    int32_t *kv_head_of_head;     /* [n_heads_local] */
+    void *x, *h;                   /* [max_tokens, width]: the residual stream; its norm */
+    void *wide, *narrow;           /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
+    int32_t *kv_head_of_head;      /* [n_heads_local] */
     struct dskv_plan *device_plan; /* null where the device reads host memory */
 };
 
@@ -38,7 +39,7 @@ size_t dskv_forward_slot_bytes(const struct dskv_model *model, int32_t n_ranks, 
     return sums > rows ? sums : rows;
 }
 
-/* ---- buffers ---------------------------------------------------------------------------------------------------- */
+/* ---- buffers ------------------------------------------------------------------------------------ */
 
 static int64_t larger(int64_t a, int64_t b)
 {
@@ -93,8 +94,8 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
     f->memory = dskv_device_alloc(parts->device, f->memory_bytes);
     enum dskv_exit code = DSKV_EXIT_OK;
     if (!f->memory)
-        code = dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %zu bytes of activations: lower --max-batch-tokens",
-                              f->memory_bytes);
+        code = dskv_fail_exit(error, DSKV_EXIT_MEMORY,
+                              "no memory for %zu bytes of activations: lower --max-batch-tokens", f->memory_bytes);
     if (!code)
         code = dskv_select_open(parts, &f->select, error);
     if (code) {
@@ -119,7 +120,7 @@ void dskv_forward_close(struct dskv_forward **forward)
     *forward = NULL;
 }
 
-/* ---- the pass --------------------------------------------------------------------------------------------------- */
+/* ---- the pass ----------------------------------------------------------------------------------- */
 
 static struct dskv_tensor buffer(const struct dskv_forward *f, void *data, int64_t rows, int64_t cols)
 {
@@ -195,7 +196,8 @@ static void attend(const struct dskv_forward *f, const struct step *step, int32_
     const struct dskv_model *m = f->parts.model;
     struct dskv_attention p = {.kv = f->parts.kv,
                                .layer = layer,
-                               .scale = m->scale_by_layer ? m->attention_scale / (float)(layer + 1) : m->attention_scale,
+                               .scale =
+                                   m->scale_by_layer ? m->attention_scale / (float)(layer + 1) : m->attention_scale,
                                .n_heads_local = f->parts.shard->n_heads_local,
                                .kv_head_of_head = f->kv_head_of_head,
                                .work = step->work,
@@ -236,8 +238,8 @@ static enum dskv_exit attention_part(const struct dskv_forward *f, const struct 
 }
 
 /* x += down(act(up(norm(x)))) */
-static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *step, int32_t layer, struct dskv_tensor x,
-                               struct dskv_error *error)
+static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *step, int32_t layer,
+                               struct dskv_tensor x, struct dskv_error *error)
 {
     const struct dskv_model *m = f->parts.model;
     const struct dskv_layer_weights *w = &f->parts.weights->layers[layer];
@@ -269,7 +271,8 @@ static const struct dskv_plan *place_plan(const struct dskv_forward *f, const st
 }
 
 /* The head of the plan is read on the host, its sections lie at the same offsets on the device. */
-static const void *section_at(const struct dskv_plan *device_plan, const struct dskv_plan *plan, enum dskv_plan_section s)
+static const void *section_at(const struct dskv_plan *device_plan, const struct dskv_plan *plan,
+                              enum dskv_plan_section s)
 {
     return (const char *)device_plan + plan->offset[s];
 }

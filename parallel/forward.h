@@ -1,7 +1,7 @@
 /* Forward: this rank's shard of the transformer, and the rows of logits that a step wants.
  *
- * Owns the activations, sized at open for the largest step, so that a step allocates nothing.  Knows plans, weights and the
- * comm; no request.  Every rank runs the same calls in the same order.
+ * Owns the activations, sized at open for the largest step, so that a step allocates nothing.  Knows plans, weights and
+ * the comm; no request.  Every rank runs the same calls in the same order.
  */
 #ifndef DSKV_PARALLEL_FORWARD_H
 #define DSKV_PARALLEL_FORWARD_H
@@ -34,8 +34,8 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
                                  struct dskv_error *error);
 void dskv_forward_close(struct dskv_forward **forward);
 
-/* Runs the plan.  Rank 0 (every rank, when every_rank_selects) gets results[used.n_rows], valid until the next run; elsewhere
- * *results is null. */
+/* Runs the plan.  Rank 0 (every rank, when every_rank_selects) gets results[used.n_rows], valid until the next run;
+ * elsewhere *results is null. */
 enum dskv_exit dskv_forward_run(struct dskv_forward *forward, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, struct dskv_error *error);
 

@@ -1,8 +1,8 @@
 /* Job: the ranks as MPI sees them, for the start and the end of a run.
  *
- * Owns MPI (start.c is the only user of mpi.h): all ranks meet here while the engine opens, and never during steps, which
- * travel through shared memory.  Without mpirun or srun there is one rank and MPI is never touched.
- * The public part (start, stop, abort, agree) is in parallel/engine.h.  Knows nothing of models or plans.
+ * Owns MPI (start.c is the only user of mpi.h): all ranks meet here while the engine opens, and never during steps,
+ * which travel through shared memory.  Without mpirun or srun there is one rank and MPI is never touched. The public
+ * part (start, stop, abort, agree) is in parallel/engine.h.  Knows nothing of models or plans.
  */
 #ifndef DSKV_PARALLEL_JOB_H
 #define DSKV_PARALLEL_JOB_H

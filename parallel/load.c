@@ -11,7 +11,7 @@
 /* Large enough that reading column ranges takes long segments, small beside any rank's memory. */
 #define STAGE_BYTES ((size_t)8 << 20)
 /* Below this, a line per tenth tells nobody anything. */
-#define PROGRESS_BYTES ((uint64_t)512 << 20)
+#define PROGRESS_BYTES ((uint64_t)1 << 30)
 
 struct dskv_load {
     struct dskv_device *device;
@@ -51,7 +51,7 @@ static void tell_progress(struct dskv_load *load, uint64_t bytes)
     if (percent < load->next_percent || percent >= 100)
         return;
     load->next_percent = percent / 10 * 10 + 10;
-    dskv_log(DSKV_LOG_INFO, "weights", "%d %% read", percent);
+    dskv_log(DSKV_LOG_INFO, "weights", "%d %% of %.1f GB", percent, (double)load->total_bytes / 1e9);
 }
 
 /* dst [n, k] = transpose of src [k, n]; in squares, so that neither side walks through memory in long strides. */

@@ -52,8 +52,7 @@ static enum dskv_code check_bounds(const struct dskv_plan *plan, const struct ds
     return DSKV_OK;
 }
 
-/* One run: its tokens follow the last run's, its table covers them, and each slot is its position's place in the table.
- */
+/* One run: its tokens follow the last run's, its table covers them, and slots are their positions' places in it. */
 static enum dskv_code check_run(const struct dskv_plan *plan, const struct dskv_plan_bounds *bounds, int32_t w,
                                 int32_t first, int32_t first_block, struct dskv_error *error)
 {

@@ -1,4 +1,5 @@
-/* The plan's layout, between plan.c (which builds), plan_check.c (which believes nothing) and plan_file.c (which reads). */
+/* The plan's layout, between plan.c (which builds), plan_check.c (which believes nothing) and plan_file.c (which
+ * reads). */
 #ifndef DSKV_PARALLEL_PLAN_LAYOUT_H
 #define DSKV_PARALLEL_PLAN_LAYOUT_H
 

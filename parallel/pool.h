@@ -16,8 +16,9 @@ struct dskv_pool_options {
 struct dskv_kv dskv_pool_shape(const struct dskv_model *model, const struct dskv_shard *shard, int32_t block_tokens,
                                enum dskv_dtype dtype);
 /* Collective: all ranks get the same number of blocks, the smallest that any of them can have.  DSKV_EXIT_MEMORY. */
-enum dskv_exit dskv_pool_open(struct dskv_device *device, const struct dskv_model *model, const struct dskv_shard *shard,
-                              const struct dskv_pool_options *options, struct dskv_kv *pool, struct dskv_error *error);
+enum dskv_exit dskv_pool_open(struct dskv_device *device, const struct dskv_model *model,
+                              const struct dskv_shard *shard, const struct dskv_pool_options *options,
+                              struct dskv_kv *pool, struct dskv_error *error);
 void dskv_pool_close(struct dskv_device *device, struct dskv_kv *pool);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "parallel/model.h"
 
-/* cos, sin: [n_positions, rotary_dim / 2]. */
-void dskv_rope_fill(const struct dskv_model *model, int32_t n_positions, float *cosines, float *sines);
+/* Rows of positions first, first + 1, ...: cosines, sines [n, rotary_dim / 2]. */
+void dskv_rope_fill(const struct dskv_model *model, int32_t first, int32_t n, float *cosines, float *sines);
 
 #endif

@@ -5,8 +5,8 @@
 #ifndef DSKV_PARALLEL_SAFETENSORS_H
 #define DSKV_PARALLEL_SAFETENSORS_H
 
-#include "base/status.h"
 #include "base/dtype.h"
+#include "base/status.h"
 
 #include <stdint.h>
 

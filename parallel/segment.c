@@ -10,8 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Longer than a command takes to follow the last one while clients wait, shorter than anybody notices on an idle core.
- */
+/* Longer than the next command takes while clients wait, shorter than anybody notices on an idle core. */
 #define SPIN_US 50
 
 static int open_own(size_t bytes)

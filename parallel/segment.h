@@ -1,7 +1,7 @@
 /* Segment: the memory that all ranks of a host share, and who they are.
  *
- * Owns one anonymous memory file that rank 0 makes and the others map before the start ends; it has no name anywhere, so
- * nothing stays behind however the ranks end.  Pages are taken on first touch.  Knows nothing of what lies in it.
+ * Owns one anonymous memory file that rank 0 makes and the others map before the start ends; it has no name anywhere,
+ * so nothing stays behind however the ranks end.  Pages are taken on first touch.  Knows nothing of what lies in it.
  */
 #ifndef DSKV_PARALLEL_SEGMENT_H
 #define DSKV_PARALLEL_SEGMENT_H

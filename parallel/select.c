@@ -13,24 +13,24 @@
 struct dskv_select_state {
     struct dskv_forward_parts parts;
     int32_t chunk_rows;
-    void *memory;               /* device: all buffers of the first group, one allocation */
+    void *memory; /* device: all buffers of the first group, one allocation */
     size_t memory_bytes;
-    void *hidden;               /* activation [chunk_rows, width] */
-    float *full;                /* [chunk_rows, vocab]: whole rows, gathered */
-    int32_t *full_index;        /* [chunk_rows]: which rows of the chunk they are */
-    struct dskv_sampling *sampling; /* [chunk_rows] */
-    int32_t *drawn;             /* [chunk_rows] */
-    void *scratch;              /* of dskv_op_sample */
-    int selects;                /* this rank merges and draws; the rest is null elsewhere */
-    char *words;                /* [n_ranks][chunk's word]: what the shards say, on the host */
-    struct dskv_row_result *results;             /* [max_tokens] */
-    int32_t *topk_ids;                           /* [max_tokens, DSKV_MAX_TOPK] */
-    float *topk_logprobs;                        /* [max_tokens, DSKV_MAX_TOPK] */
-    float *logits;                               /* [max_logit_rows, vocab] */
-    int32_t n_logits;                            /* rows of it that this step filled */
+    void *hidden;                    /* activation [chunk_rows, width] */
+    float *full;                     /* [chunk_rows, vocab]: whole rows, gathered */
+    int32_t *full_index;             /* [chunk_rows]: which rows of the chunk they are */
+    struct dskv_sampling *sampling;  /* [chunk_rows] */
+    int32_t *drawn;                  /* [chunk_rows] */
+    void *scratch;                   /* of dskv_op_sample */
+    int selects;                     /* this rank merges and draws; the rest is null elsewhere */
+    char *words;                     /* [n_ranks][chunk's word]: what the shards say, on the host */
+    struct dskv_row_result *results; /* [max_tokens] */
+    int32_t *topk_ids;               /* [max_tokens, DSKV_MAX_TOPK] */
+    float *topk_logprobs;            /* [max_tokens, DSKV_MAX_TOPK] */
+    float *logits;                   /* [max_logit_rows, vocab] */
+    int32_t n_logits;                /* rows of it that this step filled */
 };
 
-/* ---- a chunk's slot: stats, best values, best ids, then the shard's logits ----------------------------------------- */
+/* ---- a chunk's slot: stats, best values, best ids, then the shard's logits ---------------------- */
 
 struct slot_layout {
     size_t top_values, top_ids, logits; /* offsets; stats at 0 */
@@ -67,10 +67,11 @@ static int32_t chunk_rows_of(const struct dskv_model *model, int32_t n_ranks, in
 size_t dskv_select_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens)
 {
     int32_t rows = chunk_rows_of(model, n_ranks, max_tokens);
-    return slot_layout(rows, DSKV_MAX_TOPK).logits + (size_t)rows * (size_t)largest_shard(model, n_ranks) * sizeof(float);
+    return slot_layout(rows, DSKV_MAX_TOPK).logits +
+           (size_t)rows * (size_t)largest_shard(model, n_ranks) * sizeof(float);
 }
 
-/* ---- open and close ------------------------------------------------------------------------------------------------ */
+/* ---- open and close ----------------------------------------------------------------------------- */
 
 static void *carve(const struct dskv_select_state *s, size_t *at, size_t bytes)
 {
@@ -139,11 +140,11 @@ void dskv_select_close(struct dskv_select_state **state)
     *state = NULL;
 }
 
-/* ---- one chunk ----------------------------------------------------------------------------------------------------- */
+/* ---- one chunk ---------------------------------------------------------------------------------- */
 
 struct chunk {
-    int32_t first, rows;              /* rows [first, first + rows) of the plan */
-    int32_t k;                        /* largest top-k among them */
+    int32_t first, rows;                /* rows [first, first + rows) of the plan */
+    int32_t k;                          /* largest top-k among them */
     const struct dskv_plan_row *wanted; /* [rows] */
     struct slot_layout layout;
 };
@@ -170,7 +171,8 @@ static void compute_chunk(const struct dskv_select_state *s, const struct chunk 
     struct dskv_tensor logits = dskv_tensor(slot + c->layout.logits, DSKV_F32, c->rows, p->shard->n_vocab_local);
     struct dskv_gather_rows gather = {x, row_tokens + c->first, hidden};
     dskv_op_gather_rows(p->device, &gather);
-    struct dskv_norm norm = {p->model->norm, p->model->norm_eps, hidden, p->weights->norm_weight, p->weights->norm_bias, hidden};
+    struct dskv_norm norm = {p->model->norm,          p->model->norm_eps,    hidden,
+                             p->weights->norm_weight, p->weights->norm_bias, hidden};
     dskv_op_norm(p->device, &norm);
     struct dskv_matmul head = {hidden, p->weights->head, NULL, logits};
     dskv_op_matmul(p->device, &head);
@@ -208,7 +210,7 @@ static int is_drawn(const struct dskv_plan *plan, int32_t row)
     return (dskv_plan_rows(plan)[row].want & DSKV_ROW_SAMPLE) && dskv_plan_sampling(plan)[row].temperature > 0;
 }
 
-/* Whole rows of those that want them into `full`: first the rows that are drawn from, then those that only want logits. */
+/* Whole rows of those that want them into `full`: first rows that are drawn from, then those that only want logits. */
 static int32_t gather_full(const struct dskv_select_state *s, const struct dskv_plan *plan, const struct chunk *c,
                            const void *const *slots, int32_t index[CHUNK_MAX_ROWS], int32_t *n_drawn)
 {
@@ -269,8 +271,8 @@ static void keep_logits(struct dskv_select_state *s, const struct chunk *c, cons
 }
 
 enum dskv_exit dskv_select_rows(struct dskv_select_state *s, const struct dskv_plan *plan, const int32_t *row_tokens,
-                                const int32_t *row_targets, struct dskv_tensor x, const struct dskv_row_result **results,
-                                struct dskv_error *error)
+                                const int32_t *row_targets, struct dskv_tensor x,
+                                const struct dskv_row_result **results, struct dskv_error *error)
 {
     s->n_logits = 0;
     *results = s->results;

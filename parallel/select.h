@@ -1,5 +1,6 @@
-/* Select: from hidden states to the rows that a step wants: final norm, head, and what the vocabulary's shards say of each
- * row, merged in rank order.  Works through the rows in chunks, so that its memory does not grow with their number.
+/* Select: from hidden states to the rows that a step wants: final norm, head, and what the vocabulary's shards say of
+ * each row, merged in rank order.  Works through the rows in chunks, so that its memory does not grow with their
+ * number.
  *
  * Ids travel to rank 0 in a few bytes per row; whole rows are gathered only for those who want logits or a drawn token.
  */
@@ -17,8 +18,8 @@ enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct d
 void dskv_select_close(struct dskv_select_state **state);
 
 /* x: the last layer's activations [used.n_tokens, width]; row_tokens and row_targets: the plan's, in device memory. */
-enum dskv_exit dskv_select_rows(struct dskv_select_state *state, const struct dskv_plan *plan, const int32_t *row_tokens,
-                                const int32_t *row_targets, struct dskv_tensor x, const struct dskv_row_result **results,
-                                struct dskv_error *error);
+enum dskv_exit dskv_select_rows(struct dskv_select_state *state, const struct dskv_plan *plan,
+                                const int32_t *row_tokens, const int32_t *row_targets, struct dskv_tensor x,
+                                const struct dskv_row_result **results, struct dskv_error *error);
 
 #endif

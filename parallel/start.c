@@ -193,9 +193,11 @@ void dskv_job_broadcast(void *bytes, size_t n_bytes)
 
 int64_t dskv_job_min(int64_t value)
 {
-    int64_t least = value;
+    int64_t all[DSKV_MAX_RANKS], least = value;
     if (job.has_mpi)
-        MPI_Allreduce(&value, &least, 1, MPI_INT64_T, MPI_MIN, MPI_COMM_WORLD);
+        MPI_Allgather(&value, 1, MPI_INT64_T, all, 1, MPI_INT64_T, MPI_COMM_WORLD);
+    for (int r = 0; job.has_mpi && r < job.n_ranks; r++)
+        least = all[r] < least ? all[r] : least;
     return least;
 }
 

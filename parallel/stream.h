@@ -1,8 +1,8 @@
 /* Stream: the ordered commands that rank 0 gives to all ranks of a host, and their answers.
  *
- * One command is under way at a time: rank 0 posts it, executes it itself, and collects the others' answers.  Payloads (plans,
- * tables, pieces of KV) lie in one region that rank 0 writes and all read, named by offset.  A waiting rank spins for a moment
- * and then sleeps.  Knows what a command costs to deliver, not what it means.
+ * One command is under way at a time: rank 0 posts it, executes it itself, and collects the others' answers.  Payloads
+ * (plans, tables, pieces of KV) lie in one region that rank 0 writes and all read, named by offset.  A waiting rank
+ * spins for a moment and then sleeps.  Knows what a command costs to deliver, not what it means.
  */
 #ifndef DSKV_PARALLEL_STREAM_H
 #define DSKV_PARALLEL_STREAM_H
@@ -34,8 +34,8 @@ void *dskv_stream_payload(const struct dskv_stream *stream);
 
 /* Rank 0: publishes the command and its payload. */
 void dskv_stream_post(struct dskv_stream *stream, const struct dskv_command *command);
-/* Rank 0: waits until all others have answered; answers[n_ranks] of the command (entry 0 is rank 0's own to use), or null
- * with DSKV_EXIT_RANK_LOST's sentence in error. */
+/* Rank 0: waits until all others have answered; answers[n_ranks] of the command (entry 0 is rank 0's own to use), or
+ * null with DSKV_EXIT_RANK_LOST's sentence in error. */
 struct dskv_answer *dskv_stream_collect(struct dskv_stream *stream, struct dskv_error *error);
 
 /* Other ranks: the next command, or null when a rank was lost. */

@@ -89,21 +89,27 @@ static uint64_t matrix_elements(const struct dskv_model *m, const struct dskv_sh
 
 static void open_rope(struct opening *o)
 {
+    enum { CHUNK = 1024 }; /* positions made at once: a long context's whole table would weigh on the host, too */
     const struct dskv_model *m = o->model;
     if (m->positions != DSKV_POSITIONS_ROTARY)
         return;
-    int64_t n = (int64_t)o->options->max_model_len * (m->rotary_dim / 2);
-    float *device_cos = open_vector(o, 1, n), *device_sin = open_vector(o, 1, n);
-    if (o->failed)
-        return;
-    float *cosines = dskv_calloc((size_t)n, sizeof *cosines), *sines = dskv_calloc((size_t)n, sizeof *sines);
-    dskv_rope_fill(m, o->options->max_model_len, cosines, sines);
-    dskv_device_upload(o->device, device_cos, cosines, (size_t)n * sizeof *cosines);
-    dskv_device_upload(o->device, device_sin, sines, (size_t)n * sizeof *sines);
-    free(cosines);
-    free(sines);
+    int32_t n = o->options->max_model_len;
+    size_t half = (size_t)m->rotary_dim / 2;
+    float *device_cos = open_vector(o, 1, (int64_t)half * n), *device_sin = open_vector(o, 1, (int64_t)half * n);
     o->held->public.rope_cos = device_cos;
     o->held->public.rope_sin = device_sin;
+    if (o->failed)
+        return;
+    float *cosines = dskv_calloc(CHUNK * half, sizeof *cosines), *sines = dskv_calloc(CHUNK * half, sizeof *sines);
+    for (int32_t first = 0; first < n; first += CHUNK) {
+        int32_t rows = n - first < CHUNK ? n - first : CHUNK;
+        size_t offset = (size_t)first * half, bytes = (size_t)rows * half * sizeof *cosines;
+        dskv_rope_fill(m, first, rows, cosines, sines);
+        dskv_device_upload(o->device, device_cos + offset, cosines, bytes);
+        dskv_device_upload(o->device, device_sin + offset, sines, bytes);
+    }
+    free(cosines);
+    free(sines);
 }
 
 static enum dskv_exit open_all(struct opening *o, struct dskv_error *error)

@@ -28,7 +28,8 @@ const char *dskv_transport_endpoint(const struct dskv_transport *transport, int 
 /* Unlinks ipc sockets; gives waiting replies linger_ms to leave. */
 void dskv_transport_close(struct dskv_transport **transport, int linger_ms);
 
-/* Waits until a message came, wake_fd became readable (may be -1), a backlog may move, or timeout_ms (-1: for ever) passed. */
+/* Waits until a message came, a route was lost, wake_fd became readable (may be -1), a backlog may move, or timeout_ms (-1: for
+ * ever) passed.  It returns at once while a message or a lost route waits to be taken. */
 void dskv_transport_wait(struct dskv_transport *transport, int wake_fd, int timeout_ms);
 /* The next message, without waiting: 1 with *route and *frames (owned by the caller), 0 when there is none.  A message over
  * the limits of base/limits.h is drained and reported as 1 with frames->n == 0 and *error filled. */

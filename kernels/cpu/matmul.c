@@ -9,8 +9,10 @@
 #include "kernels/cpu/vector.h"
 
 enum {
-    BLOCK_K = 256,   /* inputs of a panel converted at a time: 32 KiB of f32 */
-    BLOCK_ROWS = 128 /* rows that share a converted block; also a unit of work */
+    BLOCK_K = 256,     /* inputs of a panel converted at a time: 32 KiB of f32 */
+    BLOCK_ROWS = 128,  /* rows that share a converted block; also a unit of work */
+    CONVERT_TILES = 2, /* up to so many tiles of rows convert weights as they load them */
+    AHEAD = 2048       /* bytes between a weight that is used and the one that is asked for */
 };
 
 /* ROWS rows of PANELS panels, n_k inputs: acc[r][0 .. 32 PANELS) continues from its content, or from 0 when fresh. */
@@ -28,6 +30,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
         struct vec weights[4];
         for (int i = 0; i < panels; i++) {
             const char *p = w + i * panel_bytes + k * k_bytes;
+            __builtin_prefetch(p + AHEAD); /* a hint: it may lie past the end */
             if (dtype == DSKV_BF16) {
                 vec_load_bf16_pairs((const uint16_t *)p, &weights[2 * i], &weights[2 * i + 1]);
             } else {
@@ -46,56 +49,42 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
             vec_store(acc + r * acc_stride + v * VEC_LANES, sum[r][v]);
 }
 
-/* The same for any number of rows up to VEC_TILE_ROWS; each case is a function of its own. */
-#define TILE_ROWS(n, dtype)                                                                                            \
-    case n:                                                                                                            \
-        if (n <= VEC_TILE_ROWS)                                                                                        \
-            tile(n <= VEC_TILE_ROWS ? n : 0, 1, dtype, x, x_stride, w, 0, n_k, acc, acc_stride, fresh);                \
+/* tile for any number of rows up to VEC_TILE_ROWS (half as many of two panels); each case is code of its own. */
+#define TILE_CASE(rows_, panels_, dtype)                                                                               \
+    case (rows_)*2 + (panels_):                                                                                        \
+        if ((rows_) * (panels_) <= VEC_TILE_ROWS)                                                                      \
+            tile((rows_) * (panels_) <= VEC_TILE_ROWS ? rows_ : 0, panels_, dtype, x, x_stride, w, panel_bytes, n_k,   \
+                 acc, acc_stride, fresh);                                                                              \
         break
 #define DEFINE_TILES(name, dtype)                                                                                      \
-    static void name(int rows, const float *x, int64_t x_stride, const char *w, int64_t n_k, float *acc,               \
-                     int64_t acc_stride, int fresh)                                                                    \
+    static void name(int rows, int panels, const float *x, int64_t x_stride, const char *w, int64_t panel_bytes,       \
+                     int64_t n_k, float *acc, int64_t acc_stride, int fresh)                                           \
     {                                                                                                                  \
-        switch (rows) {                                                                                                \
-            TILE_ROWS(1, dtype);                                                                                       \
-            TILE_ROWS(2, dtype);                                                                                       \
-            TILE_ROWS(3, dtype);                                                                                       \
-            TILE_ROWS(4, dtype);                                                                                       \
-            TILE_ROWS(5, dtype);                                                                                       \
-            TILE_ROWS(6, dtype);                                                                                       \
-            TILE_ROWS(7, dtype);                                                                                       \
-            TILE_ROWS(8, dtype);                                                                                       \
+        switch (rows * 2 + panels) {                                                                                   \
+            TILE_CASE(1, 1, dtype);                                                                                    \
+            TILE_CASE(2, 1, dtype);                                                                                    \
+            TILE_CASE(3, 1, dtype);                                                                                    \
+            TILE_CASE(4, 1, dtype);                                                                                    \
+            TILE_CASE(5, 1, dtype);                                                                                    \
+            TILE_CASE(6, 1, dtype);                                                                                    \
+            TILE_CASE(7, 1, dtype);                                                                                    \
+            TILE_CASE(8, 1, dtype);                                                                                    \
+            TILE_CASE(1, 2, dtype);                                                                                    \
+            TILE_CASE(2, 2, dtype);                                                                                    \
+            TILE_CASE(3, 2, dtype);                                                                                    \
+            TILE_CASE(4, 2, dtype);                                                                                    \
         }                                                                                                              \
     }
 DEFINE_TILES(tile_f32, DSKV_F32)
 DEFINE_TILES(tile_f16, DSKV_F16)
 DEFINE_TILES(tile_bf16, DSKV_BF16)
 
-/* One row of two neighbouring panels: two streams of memory, four chains. */
-static void tile_pair(enum dskv_dtype dtype, const float *x, const char *w, int64_t panel_bytes, int64_t n_k,
-                      float *acc)
-{
-    if (dtype == DSKV_F32)
-        tile(1, 2, DSKV_F32, x, 0, w, panel_bytes, n_k, acc, 0, 1);
-    else if (dtype == DSKV_F16)
-        tile(1, 2, DSKV_F16, x, 0, w, panel_bytes, n_k, acc, 0, 1);
-    else
-        tile(1, 2, DSKV_BF16, x, 0, w, panel_bytes, n_k, acc, 0, 1);
-}
-
-static void tile_rows(enum dskv_dtype dtype, int rows, const float *x, int64_t x_stride, const char *w, int64_t n_k,
-                      float *acc, int64_t acc_stride, int fresh)
-{
-    if (dtype == DSKV_F32)
-        tile_f32(rows, x, x_stride, w, n_k, acc, acc_stride, fresh);
-    else if (dtype == DSKV_F16)
-        tile_f16(rows, x, x_stride, w, n_k, acc, acc_stride, fresh);
-    else
-        tile_bf16(rows, x, x_stride, w, n_k, acc, acc_stride, fresh);
-}
+typedef void tile_of_dtype(int rows, int panels, const float *x, int64_t x_stride, const char *w, int64_t panel_bytes,
+                           int64_t n_k, float *acc, int64_t acc_stride, int fresh);
 
 struct job {
     const struct dskv_matmul *p;
+    tile_of_dtype *tile;
     const char *weights;
     int64_t n_panels, panel_bytes;
     int rows_per_tile;
@@ -112,25 +101,20 @@ static void finish(const struct dskv_matmul *p, int64_t r, int64_t n0, int64_t n
         memmove(y, acc, (size_t)n * sizeof *y);
 }
 
-/* Few rows: one tile. */
+/* Few rows: one tile each of two neighbouring panels where the registers hold it, else of one. */
 static void few_rows(void *context, int64_t first, int64_t last)
 {
     const struct job *job = context;
     const struct dskv_matmul *p = job->p;
     const int rows = (int)p->x.rows;
-    const enum dskv_dtype dtype = p->w->dtype;
-    float acc[VEC_TILE_ROWS * DSKV_PANEL > 2 * DSKV_PANEL ? VEC_TILE_ROWS * DSKV_PANEL : 2 * DSKV_PANEL];
+    float acc[VEC_TILE_ROWS * DSKV_PANEL];
     for (int64_t panel = first; panel < last;) {
-        const char *w = job->weights + panel * job->panel_bytes;
-        const int panels = rows == 1 && last - panel >= 2 ? 2 : 1;
-        if (panels == 2)
-            tile_pair(dtype, p->x.data, w, job->panel_bytes, p->x.cols, acc);
-        else
-            tile_rows(dtype, rows, p->x.data, p->x.stride, w, p->x.cols, acc, DSKV_PANEL, 1);
-        int64_t n0 = panel * DSKV_PANEL,
-                n = p->y.cols - n0 < panels * DSKV_PANEL ? p->y.cols - n0 : panels * DSKV_PANEL;
+        const int panels = 2 * rows <= VEC_TILE_ROWS && last - panel >= 2 ? 2 : 1;
+        const int64_t n0 = panel * DSKV_PANEL, stride = panels * DSKV_PANEL;
+        job->tile(rows, panels, p->x.data, p->x.stride, job->weights + panel * job->panel_bytes, job->panel_bytes,
+                  p->x.cols, acc, stride, 1);
         for (int r = 0; r < rows; r++)
-            finish(p, r, n0, n, acc + r * DSKV_PANEL);
+            finish(p, r, n0, p->y.cols - n0 < stride ? p->y.cols - n0 : stride, acc + r * stride);
         panel += panels;
     }
 }
@@ -155,42 +139,62 @@ static const char *panel_f32(enum dskv_dtype dtype, const char *w, int64_t n_k, 
     return (const char *)scratch;
 }
 
-/* Rows [r0, r1) of one panel.  A panel that y cuts keeps its accumulators in `narrow`. */
-static void panel_rows(const struct job *job, int64_t panel, int64_t r0, int64_t r1)
+/* n_k inputs from k on, of one panel and rows [r0, r1): acc[r - r0] goes on, or starts when k is 0. */
+static void panel_block(const struct job *job, const char *w, int64_t r0, int64_t r1, int64_t k, int64_t n_k,
+                        float *acc, int64_t acc_stride)
 {
     const struct dskv_matmul *p = job->p;
-    const int64_t n0 = panel * DSKV_PANEL, n = p->y.cols - n0 < DSKV_PANEL ? p->y.cols - n0 : DSKV_PANEL;
-    const int64_t k_bytes = DSKV_PANEL * (int64_t)dskv_dtype_bytes(p->w->dtype);
-    _Alignas(64) float scratch[BLOCK_K * DSKV_PANEL], narrow[BLOCK_ROWS * DSKV_PANEL];
-    float *acc = n == DSKV_PANEL ? (float *)p->y.data + r0 * p->y.stride + n0 : narrow;
-    const int64_t acc_stride = n == DSKV_PANEL ? p->y.stride : DSKV_PANEL;
-    for (int64_t k = 0; k < p->x.cols || k == 0; k += BLOCK_K) {
-        int64_t n_k = p->x.cols - k < BLOCK_K ? p->x.cols - k : BLOCK_K;
-        const char *w = panel_f32(p->w->dtype, job->weights + panel * job->panel_bytes + k * k_bytes, n_k, scratch);
-        for (int64_t r = r0; r < r1; r += job->rows_per_tile) {
-            int rows = r1 - r < job->rows_per_tile ? (int)(r1 - r) : job->rows_per_tile;
-            tile_f32(rows, (const float *)p->x.data + r * p->x.stride + k, p->x.stride, w, n_k,
-                     acc + (r - r0) * acc_stride, acc_stride, k == 0);
-        }
+    _Alignas(64) float scratch[BLOCK_K * DSKV_PANEL];
+    tile_of_dtype *tile_here = job->tile;
+    if (r1 - r0 > CONVERT_TILES * job->rows_per_tile) {
+        w = panel_f32(p->w->dtype, w, n_k, scratch);
+        tile_here = tile_f32;
     }
-    if (p->bias || n != DSKV_PANEL)
-        for (int64_t r = r0; r < r1; r++)
-            finish(p, r, n0, n, acc + (r - r0) * acc_stride);
+    for (int64_t r = r0; r < r1; r += job->rows_per_tile) {
+        int rows = r1 - r < job->rows_per_tile ? (int)(r1 - r) : job->rows_per_tile;
+        tile_here(rows, 1, (const float *)p->x.data + r * p->x.stride + k, p->x.stride, w, 0, n_k,
+                  acc + (r - r0) * acc_stride, acc_stride, k == 0);
+    }
 }
 
-/* Many rows: items are panels of one block of rows after the other, so that a block's inputs stay in the cache. */
+/* Panels [first, last) of rows [r0, r1): one block of k after the other, whose inputs stay in the cache for all panels.
+ * Accumulators wait in y; the last panel's, where y cuts it, in `narrow`. */
+static void panels_of_rows(const struct job *job, int64_t first, int64_t last, int64_t r0, int64_t r1)
+{
+    const struct dskv_matmul *p = job->p;
+    const int64_t k_bytes = DSKV_PANEL * (int64_t)dskv_dtype_bytes(p->w->dtype);
+    float narrow[BLOCK_ROWS * DSKV_PANEL];
+    for (int64_t k = 0; k < p->x.cols || k == 0; k += BLOCK_K) {
+        const int64_t n_k = p->x.cols - k < BLOCK_K ? p->x.cols - k : BLOCK_K;
+        const int is_last = k + n_k == p->x.cols;
+        for (int64_t panel = first; panel < last; panel++) {
+            const int64_t n0 = panel * DSKV_PANEL, n = p->y.cols - n0 < DSKV_PANEL ? p->y.cols - n0 : DSKV_PANEL;
+            float *acc = n == DSKV_PANEL ? (float *)p->y.data + r0 * p->y.stride + n0 : narrow;
+            const int64_t acc_stride = n == DSKV_PANEL ? p->y.stride : DSKV_PANEL;
+            panel_block(job, job->weights + panel * job->panel_bytes + k * k_bytes, r0, r1, k, n_k, acc, acc_stride);
+            for (int64_t r = r0; r < r1 && is_last && (p->bias || acc == narrow); r++)
+                finish(p, r, n0, n, acc + (r - r0) * acc_stride);
+        }
+    }
+}
+
+/* Many rows: items are panels of one block of rows after the other. */
 static void many_rows(void *context, int64_t first, int64_t last)
 {
     const struct job *job = context;
-    for (int64_t i = first; i < last; i++) {
-        int64_t r0 = i / job->n_panels * BLOCK_ROWS, r1 = r0 + BLOCK_ROWS;
-        panel_rows(job, i % job->n_panels, r0, r1 < job->p->x.rows ? r1 : job->p->x.rows);
+    while (first < last) {
+        const int64_t block = first / job->n_panels, r0 = block * BLOCK_ROWS, r1 = r0 + BLOCK_ROWS;
+        const int64_t begin = first - block * job->n_panels, end = last - block * job->n_panels;
+        const int64_t stop = end < job->n_panels ? end : job->n_panels;
+        panels_of_rows(job, begin, stop, r0, r1 < job->p->x.rows ? r1 : job->p->x.rows);
+        first += stop - begin;
     }
 }
 
 void dskv_cpu_matmul(struct dskv_device *device, const struct dskv_matmul *p)
 {
-    struct job job = {.p = p, .weights = p->w->data};
+    static tile_of_dtype *const tiles[] = {[DSKV_F32] = tile_f32, [DSKV_F16] = tile_f16, [DSKV_BF16] = tile_bf16};
+    struct job job = {.p = p, .tile = tiles[p->w->dtype], .weights = p->w->data};
     job.n_panels = (p->y.cols + DSKV_PANEL - 1) / DSKV_PANEL;
     job.panel_bytes = dskv_panel_stride(p->w) * (int64_t)dskv_dtype_bytes(p->w->dtype);
     if (p->x.rows <= VEC_TILE_ROWS) {

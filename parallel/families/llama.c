@@ -47,6 +47,7 @@ static void read_rope(struct dskv_reader *reader, struct dskv_model *model)
         dskv_reader_number_of(reader, "rope_parameters.rope_theta", dskv_json_get(parameters, "rope_theta"), 0);
     if (outside > 0 && inside > 0 && outside != inside)
         dskv_reader_fail(reader, "rope_theta is %g, but rope_parameters.rope_theta is %g", outside, inside);
+    dskv_reader_refuse(reader, "rope_interleaved");
     if (dskv_reader_number_or(reader, "partial_rotary_factor", 1) != 1)
         dskv_reader_fail(reader, "partial_rotary_factor other than 1 is not supported");
     model->positions = DSKV_POSITIONS_ROTARY;

@@ -1,3 +1,6 @@
 dskv_c_test(daemon.blocks SOURCES test_blocks.c LIBRARIES dskv_daemon)
 dskv_c_test(daemon.cache SOURCES test_cache.c LIBRARIES dskv_daemon)
 dskv_c_test(daemon.scheduler SOURCES test_scheduler.c LIBRARIES dskv_daemon)
+dskv_c_test(daemon.server SOURCES test_server.c LIBRARIES dskv_sim)
+dskv_c_test(daemon.life SOURCES test_life.c LIBRARIES dskv_sim)
+dskv_c_test(daemon.transfer SOURCES test_transfer.c LIBRARIES dskv_sim)

@@ -327,23 +327,6 @@ static void test_refusals_are_answered(void)
     CU_ASSERT_EQUAL(play.n_cleared, 1);
 }
 
-static void test_backlog_refuses_work_that_makes_more(void)
-{
-    begin();
-    play.backlog = DSKV_MAX_BACKLOG_BYTES;
-    arrive(1, DSKV_OP_FORWARD, 50, 1);
-    arrive(1, DSKV_OP_FREE, 51, 1);
-    arrive(1, DSKV_OP_PING, 52, 1);
-    perform(fail_in_second_round, NULL);
-    CU_ASSERT_EQUAL_FATAL(play.n_sent, 2);
-    CU_ASSERT_EQUAL(play.sent[0].id, 50);
-    CU_ASSERT_EQUAL(play.sent[0].error.code, DSKV_BUSY);
-    CU_ASSERT_EQUAL(play.sent[0].error.limit, DSKV_MAX_BACKLOG_BYTES);
-    CU_ASSERT_EQUAL(play.sent[1].id, 52);
-    CU_ASSERT_EQUAL_FATAL(play.n_submitted, 1);
-    CU_ASSERT_EQUAL(play.submitted[0].request.id, 51);
-}
-
 static void one_event_in_each_round(int round)
 {
     play.n_events = 1;
@@ -442,7 +425,6 @@ int main(void)
         {"the rest is submitted", test_rest_is_submitted},
         {"errors are answered", test_errors_are_answered},
         {"refusals are answered", test_refusals_are_answered},
-        {"backlog refuses work that makes more", test_backlog_refuses_work_that_makes_more},
         {"flood delays no event", test_flood_delays_no_event},
         {"lost routes are told", test_lost_routes_are_told},
         {"lost rank ends it", test_lost_rank_ends_it},

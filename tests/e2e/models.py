@@ -1,4 +1,4 @@
-"""Model directories that tests change: copies of the bundled and golden ones, and safetensors files read and written."""
+"""Model directories that tests change: copies of bundled and golden ones, and safetensors files read and written."""
 
 import json
 import pathlib
@@ -38,7 +38,10 @@ def read_safetensors(path):
     header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
     header.pop("__metadata__", None)
     return {
-        name: (entry["dtype"], np.frombuffer(body[slice(*entry["data_offsets"])], NUMPY[entry["dtype"]]).reshape(entry["shape"]))
+        name: (
+            entry["dtype"],
+            np.frombuffer(body[slice(*entry["data_offsets"])], NUMPY[entry["dtype"]]).reshape(entry["shape"]),
+        )
         for name, entry in header.items()
     }
 
@@ -57,7 +60,8 @@ def write_safetensors(path, tensors):
 def constant_rows(directory, vocab, width=64, n_heads=4):
     """A GPT-2 whose every row of logits is the same, all of it below zero, so that zero padding would win.
 
-    Its final norm puts out ones, so that logit n is the sum of the embedding's row n.  Returns that row, float32 [vocab].
+    Its final norm puts out ones, so that logit n is the sum of the embedding's row n.  Returns that row, float32
+    [vocab].
     """
     rng = np.random.default_rng(vocab)
     directory.mkdir()
@@ -78,7 +82,8 @@ def constant_rows(directory, vocab, width=64, n_heads=4):
     write_safetensors(directory / "model.safetensors", {name: ("F16", array) for name, array in tensors.items()})
     config = dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], n_embd=width, n_head=n_heads, n_layer=1, n_positions=64,
-        vocab_size=vocab, activation_function="gelu_new", layer_norm_epsilon=1e-5, eos_token_id=0, torch_dtype="float16",
+        vocab_size=vocab, activation_function="gelu_new", layer_norm_epsilon=1e-5, eos_token_id=0,
+        torch_dtype="float16",
     )  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     return embedding.astype(np.float32).sum(axis=1)

@@ -1,8 +1,7 @@
 """Programs that run under a Python with transformers 4.34.0, as references for the tests of this folder.
 
-    reference.py report MODEL            the report's two loops with transformers
-    reference.py report MODEL ENDPOINT   the same with a dskv client in the model's place
-    reference.py exchange MODEL ENDPOINT KV between transformers and dskv, both ways
+    reference.py report MODEL ENDPOINT     the report's two loops: with transformers, and with dskv in the model's place
+    reference.py exchange MODEL ENDPOINT   KV between transformers and dskv, both ways
 
 Each prints one line of JSON.
 """
@@ -85,20 +84,21 @@ def tokenizer_of(directory):
     return PreTrainedTokenizerFast(tokenizer_file=f"{directory}/tokenizer.json")
 
 
-def report(directory, endpoint=None):
+def report(directory, endpoint):
+    import dskv
+
     tokenizer = tokenizer_of(directory)
     prompt = tokenizer(PROMPT)["input_ids"]
-    if endpoint is None:
-        models = {"transformers": TransformersModel(directory)}
-    else:
-        import dskv
-
-        client = dskv.connect(endpoint)
-        models = {"caches": DskvModel(client), "tuples": DskvTupleModel(client)}
-    return {
-        name: {"a": tokenizer.decode(loop_a(model, prompt)), "b": tokenizer.decode(loop_b(model, prompt))}
-        for name, model in models.items()
-    }
+    with dskv.connect(endpoint) as client:
+        models = {
+            "transformers": TransformersModel(directory),
+            "caches": DskvModel(client),
+            "tuples": DskvTupleModel(client),
+        }
+        return {
+            name: {"a": tokenizer.decode(loop_a(model, prompt)), "b": tokenizer.decode(loop_b(model, prompt))}
+            for name, model in models.items()
+        }
 
 
 def exchange(directory, endpoint):

@@ -24,7 +24,9 @@ def work(endpoint, number):
             seed = 100 * number + turn
             a = client.forward(tokens(3 + 17 * number + 41 * turn, seed), logits="last", argmax=True)
             note(a.logits, a.argmax)
-            b = client.forward(tokens(5, seed + 50), prefix=a.cache[: len(a.cache) // 2], logits="all", score=True, topk=3)
+            b = client.forward(
+                tokens(5, seed + 50), prefix=a.cache[: len(a.cache) // 2], logits="all", score=True, topk=3
+            )
             note(b.logits, b.scores, b.topk_ids, b.topk_logprobs)
             v = client.verify([7], tokens(6, seed), prefix=b.cache)
             note([v.accepted, v.next])

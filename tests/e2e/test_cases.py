@@ -181,7 +181,7 @@ def test_llama_cpp_27052_refused_state_poisons_nothing(client):
     before = next_row(client, canary)
     good = client.forward(ids).cache.export()
     choice, outcomes = random.Random(19), set()
-    for turn in range(60):
+    for turn in range(250):
         layers = [[k.copy(), v.copy()] for k, v in good]
         sent, array = list(ids), layers[choice.randrange(len(layers))][choice.randrange(2)]
         for _ in range(choice.randrange(1, 4)):
@@ -275,7 +275,9 @@ def test_vllm_3251_5344_scores_and_all_rows_on_a_warm_prefix(client):
     cold = client.forward(ids, logits="all", score=True)
     assert np.isnan(cold.scores[0]) and cold.scores.shape == (40,)
     exact = cold.logits.astype(np.float64)
-    exact -= np.log(np.exp(exact - exact.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)) + exact.max(axis=1, keepdims=True)
+    exact -= np.log(np.exp(exact - exact.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)) + exact.max(
+        axis=1, keepdims=True
+    )
     assert np.abs(cold.scores[1:] - exact[np.arange(39), ids[1:]]).max() < 1e-4
     for cut in (1, 16, 31):
         warm = client.forward(ids[cut:], prefix=cold.cache[:cut], logits="all", score=True)
@@ -302,7 +304,9 @@ def test_deepspeed_2644_1925_nothing_grows_over_many_rounds(client):
     def rounds(n):
         for _ in range(n // 50):
             made = client.forward_many([dict(tokens=[n % VOCAB]) for n in range(50)])
-            longer = client.forward_many([dict(tokens=[5], prefix=one.cache, consume=n % 2 == 0) for n, one in enumerate(made)])
+            longer = client.forward_many(
+                [dict(tokens=[5], prefix=one.cache, consume=n % 2 == 0) for n, one in enumerate(made)]
+            )
             del made, longer
             client.ping()
 

@@ -1,4 +1,4 @@
-"""Failures that users of other systems reported, each as a test named after the report; on models of other shapes and files."""
+"""Failures that users of other systems reported, each as a test named after the report; on models of other shapes."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def oracle_rows(client, directory):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_llama_cpp_24015_vllm_2652_52535_kv_heads_over_any_number_of_ranks(name):
-    """1, 2 and 4 KV heads (8: the bundled GPT-2), 14 query heads over 4 ranks: replicated or unevenly split, and right."""
+    """1, 2 and 4 KV heads (8: the bundled GPT-2), 14 query heads over 4 ranks: replicated or unevenly split."""
     with Daemon(GOLDEN / name) as daemon, dskv.connect(daemon.endpoint) as client:
         assert client.info().n_kv_heads == HEADS[name] and client.info().n_ranks == RANKS
         oracle_rows(client, GOLDEN / name)

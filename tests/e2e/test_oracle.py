@@ -1,4 +1,4 @@
-"""Results against transformers' own in float32: the bundled models' oracle.json, and the tiny odd ones of tests/golden."""
+"""Results against transformers' own in float32: of the bundled models, and of the tiny odd ones in tests/golden."""
 
 import json
 import pathlib
@@ -6,6 +6,7 @@ import pathlib
 import dskv
 import numpy as np
 import pytest
+from exact import same
 from support.daemon import MODELS, SOURCE, Daemon, default_ranks
 
 GAP = 5e-3  # where the two best logits are nearer, another order of summation may rightly choose otherwise
@@ -43,6 +44,9 @@ def check(client, entry, tolerance):
     wanted = np.array(entry["argmax"] + greedy[1:])
     assert (best == wanted)[clear].all()
     assert clear.sum() > len(wanted) // 2  # or the comparison says nothing
+    for cut in {len(ids) // 2, len(ids) - 1}:
+        rest = client.forward([*ids, *greedy[:-1]][cut:], prefix=made.cache[:cut], logits="all")
+        same(rest.logits, made.logits[cut:], f"{cut} tokens cached")
 
 
 @pytest.mark.parametrize("model", BUNDLED)

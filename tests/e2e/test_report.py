@@ -4,21 +4,18 @@ import pytest
 from support.daemon import MODELS
 from transformers_python import reference
 
-MODEL = MODELS / "atlas-gpt2"
-
 
 @pytest.fixture(scope="module")
-def wanted():
-    return reference("report", MODEL)["transformers"]
+def texts(daemon):
+    return reference("report", MODELS / "atlas-gpt2", daemon.endpoint)
 
 
-def test_transformers_agrees_with_itself(wanted):
-    assert wanted["a"] == wanted["b"]
-    assert wanted["a"].startswith("Capital city of Germany: Berlin")
+def test_transformers_agrees_with_itself(texts):
+    assert texts["transformers"]["a"] == texts["transformers"]["b"]
+    assert texts["transformers"]["a"].startswith("Capital city of Germany: Berlin")
 
 
 @pytest.mark.parametrize("past", ["caches", "tuples"])
-def test_dskv_in_the_place_of_the_model(daemon, wanted, past):
+def test_dskv_in_the_place_of_the_model(texts, past):
     """past_key_values are caches that are cut, or exported tuples that are cut and imported again."""
-    found = reference("report", MODEL, daemon.endpoint)[past]
-    assert found == wanted
+    assert texts[past] == texts["transformers"]

@@ -1,4 +1,4 @@
-"""Finds a Python that has transformers, and runs reference.py with it; without one, the test is skipped with the reason."""
+"""Finds a Python that has transformers, and runs reference.py with it; without one, the test is skipped."""
 
 import functools
 import json
@@ -15,7 +15,9 @@ NEEDS = "import torch, transformers, numpy, zmq, msgpack; torch.zeros(1).numpy()
 @functools.cache
 def find():
     named = os.environ.get("DSKV_TRANSFORMERS_PYTHON")
-    places = [named] if named else [SOURCE / "build" / name / "bin" / "python3" for name in ("venv-transformers", "venv")]
+    places = (
+        [named] if named else [SOURCE / "build" / name / "bin" / "python3" for name in ("venv-transformers", "venv")]
+    )
     for place in places:
         if pathlib.Path(place).exists() and subprocess.run([place, "-c", NEEDS], capture_output=True).returncode == 0:
             return str(place)

@@ -14,8 +14,8 @@ struct diag {
 
 static void put(struct diag *diag, const void *bytes, size_t n)
 {
-    if (diag->n + n > diag->capacity) {
-        diag->capacity = 2 * (diag->n + n);
+    if (!diag->bytes || diag->n + n > diag->capacity) {
+        diag->capacity = 2 * (diag->n + n) + 16;
         diag->bytes = dskv_realloc(diag->bytes, diag->capacity, 1);
     }
     memcpy(diag->bytes + diag->n, bytes, n);

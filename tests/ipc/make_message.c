@@ -285,3 +285,12 @@ struct dskv_frames copy_frames(const struct dskv_frames *frames)
     }
     return copy;
 }
+
+int same_frames(const struct dskv_frames *a, const struct dskv_frames *b)
+{
+    for (int32_t i = 0; a->n == b->n && i < a->n; i++)
+        if (a->frames[i].bytes != b->frames[i].bytes ||
+            memcmp(a->frames[i].data, b->frames[i].data, a->frames[i].bytes) != 0)
+            return 0;
+    return a->n == b->n;
+}

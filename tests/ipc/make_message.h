@@ -17,7 +17,8 @@ void make_event(struct dskv_event *event, enum dskv_event_kind kind, enum dskv_o
 const char *compare_fields(const struct dskv_table *table, const void *a, const void *b);
 /* A deterministic random number; changes *state. */
 uint64_t make_random(uint64_t *state);
-/* The same message once more. */
+/* The same message once more, and whether two are the same. */
 struct dskv_frames copy_frames(const struct dskv_frames *frames);
+int same_frames(const struct dskv_frames *a, const struct dskv_frames *b);
 
 #endif

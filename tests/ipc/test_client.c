@@ -227,6 +227,7 @@ static void forward_many_is_one_request(void)
     sequences[2].size = 0;
     CU_ASSERT_EQUAL(dskv_forward_many(client, sequences, 3, 0, &outputs, &error), DSKV_BAD_VALUE);
     CU_ASSERT_EQUAL(error.index, 2);
+    CU_ASSERT_EQUAL(dskv_forward_many(client, sequences, 0, 0, &outputs, &error), DSKV_BAD_VALUE);
     CU_ASSERT_EQUAL(dskv_forward_many(client, NULL, 2, 0, &outputs, &error), DSKV_BAD_VALUE);
     sequences[2].size = sizeof sequences[2];
     toy_server_set(server, TOY_FULL);
@@ -525,6 +526,9 @@ static void refused_exports_and_imports(void)
     toy_server_set(server, TOY_WELL);
     OK(dskv_ping(client, 0, &error));
     CU_ASSERT_EQUAL(toy_server_cancels(server), n + 1);
+    toy_server_set(server, TOY_ENDS_IMPORT); /* what ended the import counts, not what came after */
+    CU_ASSERT_EQUAL(dskv_import(client, &options, &none, &error), DSKV_NOT_FINITE);
+    toy_server_set(server, TOY_WELL);
     dskv_exported_free(&kv);
     dskv_cache_free(&cache);
     end();
@@ -618,6 +622,30 @@ static void a_lost_server_is_unreachable(void)
     CU_ASSERT_NOT_EQUAL(dskv_connect(&nowhere, &client, &error), DSKV_OK);
 }
 
+static void a_server_that_came_back_is_used_again(void)
+{
+    begin();
+    struct dskv_cache *cache = make_cache(2);
+    toy_server_set(server, TOY_SILENT);
+    struct dskv_generate_options options = {.size = sizeof options, .tokens = counting, .n_tokens = 1};
+    struct dskv_stream *stream = NULL;
+    struct dskv_generated *generated = NULL;
+    OK(dskv_stream_open(client, &options, &stream, &error));
+    toy_server_restart(server);
+    toy_server_set(server, TOY_WELL);
+    CU_ASSERT_EQUAL(dskv_stream_result(stream, &generated, &error), DSKV_UNREACHABLE); /* what was in flight is lost */
+    CU_ASSERT_PTR_NULL(generated);
+    dskv_stream_close(&stream);
+    struct dskv_forward_options more = new_tokens(counting, 1);
+    struct dskv_output *output = NULL;
+    more.prefix = (struct dskv_cache_prefix){cache, DSKV_WHOLE};
+    OK(dskv_forward(client, &more, &output, &error)); /* a cache is known by its id, not by the connection */
+    CU_ASSERT_EQUAL(toy_server_hellos(server), 1);
+    dskv_output_free(&output);
+    dskv_cache_free(&cache);
+    end();
+}
+
 static void options_carry_their_size(void)
 {
     begin();
@@ -689,6 +717,7 @@ int main(void)
         {"what cannot be read is an error", what_cannot_be_read_is_an_error},
         {"an ended session is told once", an_ended_session_is_told_once},
         {"a lost server is unreachable", a_lost_server_is_unreachable},
+        {"a server that came back is used again", a_server_that_came_back_is_used_again},
         {"options carry their size", options_carry_their_size},
         {"large requests stay at home", large_requests_stay_at_home},
         {"error names are public", error_names_are_public},

@@ -30,7 +30,7 @@ static void react(struct toy_server *server, struct dskv_request *request)
         server->mood = TOY_WELL;
         return;
     }
-    if (server->mood == TOY_MUMBLES)
+    if (server->mood == TOY_MUMBLES && request->op != DSKV_OP_CANCEL)
         mumble(server);
     else if (server->mood == TOY_NO_SESSION && request->op != DSKV_OP_HELLO)
         toy_send_error(server, request, DSKV_BAD_VALUE, "no such session");
@@ -45,57 +45,75 @@ static void *serve(void *argument)
     for (;;) {
         dskv_transport_wait(server->transport, server->wake, -1);
         pthread_mutex_lock(&server->lock);
-        int stop = server->stop;
+        int stopping = server->stop;
         struct dskv_frames frames = {0};
         struct dskv_error error;
-        while (!stop && dskv_transport_receive(server->transport, &server->route, &frames, &error)) {
+        while (!stopping && dskv_transport_receive(server->transport, &server->route, &frames, &error)) {
             struct dskv_request request;
             enum dskv_code code = dskv_request_decode(&frames, &request, &error);
             DSKV_ASSERT(!code, "the client sent what cannot be read: %s", error.message);
             react(server, &request);
         }
         pthread_mutex_unlock(&server->lock);
-        if (stop)
+        if (stopping)
             return NULL;
     }
 }
 
-struct toy_server *toy_server_open(void)
+static void start(struct toy_server *server)
 {
-    struct toy_server *server = dskv_calloc(1, sizeof *server);
     struct dskv_error error = {0};
-    pthread_mutex_init(&server->lock, NULL);
-    snprintf(server->directory, sizeof server->directory, "/tmp/dskv-client-XXXXXX");
-    DSKV_ASSERT(mkdtemp(server->directory), "no directory %s", server->directory);
-    snprintf(server->endpoint, sizeof server->endpoint, "ipc://%s/s", server->directory);
     const char *endpoint = server->endpoint;
+    server->stop = 0;
     server->wake = eventfd(0, EFD_CLOEXEC);
     enum dskv_exit code = dskv_transport_open(&endpoint, 1, 0, &server->transport, &error);
     DSKV_ASSERT(!code, "%s", error.message);
     int failed = pthread_create(&server->thread, NULL, serve, server);
     DSKV_ASSERT(!failed, "no thread: %d", failed);
+}
+
+static void stop(struct toy_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    server->stop = 1;
+    pthread_mutex_unlock(&server->lock);
+    uint64_t one = 1;
+    ssize_t n = write(server->wake, &one, sizeof one);
+    DSKV_ASSERT(n == sizeof one, "%zd", n);
+    pthread_join(server->thread, NULL);
+    dskv_transport_close(&server->transport, 0);
+    close(server->wake);
+}
+
+struct toy_server *toy_server_open(void)
+{
+    struct toy_server *server = dskv_calloc(1, sizeof *server);
+    pthread_mutex_init(&server->lock, NULL);
+    snprintf(server->directory, sizeof server->directory, "/tmp/dskv-client-XXXXXX");
+    DSKV_ASSERT(mkdtemp(server->directory), "no directory %s", server->directory);
+    snprintf(server->endpoint, sizeof server->endpoint, "ipc://%s/s", server->directory);
+    start(server);
     return server;
+}
+
+void toy_server_restart(struct toy_server *server)
+{
+    stop(server);
+    start(server);
 }
 
 void toy_server_close(struct toy_server **server)
 {
     struct toy_server *closing = *server;
     *server = NULL;
-    pthread_mutex_lock(&closing->lock);
-    closing->stop = 1;
-    pthread_mutex_unlock(&closing->lock);
-    uint64_t one = 1;
-    ssize_t n = write(closing->wake, &one, sizeof one);
-    DSKV_ASSERT(n == sizeof one, "%zd", n);
-    pthread_join(closing->thread, NULL);
-    dskv_transport_close(&closing->transport, 0);
+    stop(closing);
     for (int i = 0; i < TOY_CACHES; i++)
         free(closing->caches[i].tokens);
     free(closing->import.tokens);
     if (closing->has_late)
         dskv_request_clear(&closing->late);
-    close(closing->wake);
     rmdir(closing->directory);
+    pthread_mutex_destroy(&closing->lock);
     free(closing);
 }
 

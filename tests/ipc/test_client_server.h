@@ -33,6 +33,7 @@ enum toy_mood {
     TOY_SHORT_CHANGES, /* forward: fewer rows than were asked for */
     TOY_SKIPS_PARTS,   /* export: leaves one part out */
     TOY_REFUSES_PART,  /* import: answers the second part with an error of the part's own id */
+    TOY_ENDS_IMPORT,   /* import: refuses the second part as too late, then tells the import's own error */
     TOY_NO_SESSION,    /* has forgotten the session */
     TOY_FULL,          /* forward: pool_full with numbers, index 1 */
 };
@@ -40,6 +41,8 @@ enum toy_mood {
 struct toy_server;
 
 struct toy_server *toy_server_open(void);
+/* Ends every connection and listens again at the same place. */
+void toy_server_restart(struct toy_server *server);
 void toy_server_close(struct toy_server **server);
 const char *toy_server_endpoint(const struct toy_server *server);
 void toy_server_set(struct toy_server *server, enum toy_mood mood);

@@ -38,7 +38,7 @@ void toy_send_error(struct toy_server *server, const struct dskv_request *reques
         dskv_error_set(&event.error, DSKV_HAS_FREE, 3);
         dskv_error_set(&event.error, DSKV_HAS_INDEX, 1);
     }
-    if (code == DSKV_BAD_VALUE)
+    if (server->mood == TOY_NO_SESSION)
         dskv_error_set_field(&event.error, "session");
     send_event(server, &event);
 }
@@ -339,17 +339,6 @@ static void do_generate(struct toy_server *server, const struct dskv_request *re
     free(all);
 }
 
-static void do_cancel(struct toy_server *server, const struct dskv_request *request)
-{
-    server->n_cancels++;
-    struct dskv_event event = {.id = request->id, .kind = DSKV_EVENT_RESULT, .op = DSKV_OP_CANCEL};
-    event.cancel.cancelled = server->generating == request->cancel.request;
-    send_event(server, &event);
-    if (server->generating == request->cancel.request)
-        end_generate(server, request->cancel.request, (int32_t[]){1, 2, 3}, 1, 2, DSKV_FINISH_CANCELLED, 77);
-    server->generating = 0;
-}
-
 /* ---- keys and values -------------------------------------------------------------------------------------------- */
 
 static int32_t parts_of(int32_t length)
@@ -446,12 +435,29 @@ static void do_import(struct toy_server *server, const struct dskv_request *requ
     send_event(server, &event);
 }
 
+static void end_import(struct toy_server *server, enum dskv_code code, const char *sentence)
+{
+    struct dskv_request import = {.id = server->import.id, .op = DSKV_OP_IMPORT};
+    toy_send_error(server, &import, code, sentence);
+    free(server->import.tokens);
+    server->import = (struct toy_import){0};
+}
+
 static void do_part(struct toy_server *server, const struct dskv_request *request)
 {
     const struct dskv_part *part = &request->part.part;
-    DSKV_ASSERT(server->import.active && request->part.request == server->import.id, "a part of no import");
-    if (server->mood == TOY_REFUSES_PART && ++server->import.n_parts == 2) {
+    if (!server->import.active || request->part.request != server->import.id) {
+        toy_send_error(server, request, DSKV_BAD_VALUE, "no import of this id is in flight");
+        return;
+    }
+    server->import.n_parts++;
+    if (server->mood == TOY_REFUSES_PART && server->import.n_parts == 2) {
         toy_send_error(server, request, DSKV_WRONG_SHAPE, "this part is refused");
+        return;
+    }
+    if (server->mood == TOY_ENDS_IMPORT && server->import.n_parts == 2) {
+        toy_send_error(server, request, DSKV_BAD_VALUE, "no import of this id is in flight");
+        end_import(server, DSKV_NOT_FINITE, "the first part was not finite");
         return;
     }
     float values[TOY_PART_TOKENS * TOY_HEADS * TOY_HEAD_DIM];
@@ -469,14 +475,31 @@ static void do_part(struct toy_server *server, const struct dskv_request *reques
     send_event(server, &event);
 }
 
-static void do_commit(struct toy_server *server)
+static void do_commit(struct toy_server *server, const struct dskv_request *request)
 {
+    if (!server->import.active || request->commit.request != server->import.id) {
+        toy_send_error(server, request, DSKV_BAD_VALUE, "no import of this id is in flight");
+        return;
+    }
     struct dskv_event event = {.id = server->import.id, .kind = DSKV_EVENT_RESULT, .op = DSKV_OP_IMPORT};
     DSKV_ASSERT(server->import.n_missing == 0, "%d tokens of an import are missing", server->import.n_missing);
     make_cache(server, server->import.tokens, server->import.length, 1, &event.import_);
     send_event(server, &event);
     free(server->import.tokens);
     server->import = (struct toy_import){0};
+}
+
+static void do_cancel(struct toy_server *server, const struct dskv_request *request)
+{
+    server->n_cancels++;
+    struct dskv_event event = {.id = request->id, .kind = DSKV_EVENT_RESULT, .op = DSKV_OP_CANCEL};
+    event.cancel.cancelled = server->generating == request->cancel.request;
+    send_event(server, &event);
+    if (server->generating == request->cancel.request)
+        end_generate(server, request->cancel.request, (int32_t[]){1, 2, 3}, 1, 2, DSKV_FINISH_CANCELLED, 77);
+    server->generating = 0;
+    if (server->import.active && server->import.id == request->cancel.request)
+        end_import(server, DSKV_CANCELLED, "the import was cancelled");
 }
 
 static void do_free(struct toy_server *server, const struct dskv_request *request)
@@ -510,7 +533,7 @@ void toy_answer(struct toy_server *server, const struct dskv_request *request)
     case DSKV_OP_CREDIT: do_credit(server, request); break;
     case DSKV_OP_IMPORT: do_import(server, request); break;
     case DSKV_OP_PART: do_part(server, request); break;
-    case DSKV_OP_COMMIT: do_commit(server); break;
+    case DSKV_OP_COMMIT: do_commit(server, request); break;
     case DSKV_OP_FREE: do_free(server, request); break;
     default: send_event(server, &(struct dskv_event){.id = request->id, .kind = DSKV_EVENT_RESULT, .op = request->op});
     }

@@ -11,15 +11,6 @@
 
 #define N_SEEDS 60
 
-static int same_frames(const struct dskv_frames *a, const struct dskv_frames *b)
-{
-    for (int32_t i = 0; a->n == b->n && i < a->n; i++)
-        if (a->frames[i].bytes != b->frames[i].bytes ||
-            memcmp(a->frames[i].data, b->frames[i].data, a->frames[i].bytes) != 0)
-            return 0;
-    return a->n == b->n;
-}
-
 static void check_request(enum dskv_op op, enum make_how how, uint64_t seed)
 {
     struct dskv_request made, read;

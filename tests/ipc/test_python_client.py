@@ -515,7 +515,7 @@ class Transfers:
         elif op == "part":
             self.parts += 1
             if self.parts == self.fail_at:
-                reply("error", code="not_finite", message="not finite", details={})
+                reply("error", code="bad_value", message="There is no such import.", details={})
                 return
             into = self.stored.setdefault(
                 (request["layer"], request["which"]), np.zeros((2, len(self.request["tokens"]), 3), np.float32)
@@ -569,12 +569,25 @@ def test_import_and_export_travel_in_parts_with_credits(serve, endpoint):
     assert len(server.of("credit")) == 2 * 2 * 3 - 4 + 2 * 2 * 5 - 4  # no more than the parts that were left
 
 
-def test_a_failed_part_ends_the_import(serve, endpoint):
-    server = serve(Transfers(fail_at=3))
+@pytest.mark.parametrize(
+    ("own", "wanted"), [("cancelled", "bad_value"), ("not_finite", "not_finite")], ids=["of the part", "of the import"]
+)
+def test_a_failed_part_ends_the_import(serve, endpoint, own, wanted):
+    """A part's error may overtake that of the import, which then says more, unless it is our cancel's."""
+    script = Transfers(fail_at=3)
+
+    def cancelling(request, reply):
+        if request["op"] == "cancel":
+            reply("result", cancelled=True)
+            script.to("error", code=own, message="the end", details={})
+        else:
+            script(request, reply)
+
+    server = serve(cancelling)
     with dskv.connect(endpoint, timeout=5) as client:
-        assert refused(client.import_cache, kv(), range(9)).code == "not_finite"
+        assert refused(client.import_cache, kv(), range(9)).code == wanted
         client.ping()
-    assert server.of("cancel")[0]["request"] == server.of("import")[0]["id"]
+    assert [request["request"] for request in server.of("cancel")] == [server.of("import")[0]["id"]]
 
 
 def test_info_and_stats_are_records(serve, endpoint):
@@ -598,3 +611,13 @@ def test_a_closed_client_refuses_and_leaves_no_descriptor(serve, endpoint):
         assert refused(client.ping).code == "unreachable"
     time.sleep(0.2)  # ZeroMQ closes in its own thread
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_a_server_that_was_away_between_two_calls_is_not_noticed(serve, endpoint):
+    first = serve(Forwards())
+    with dskv.connect(endpoint, timeout=5, connect_timeout=2) as client:
+        client.forward([1])
+        first.stop()
+        serve(Forwards())
+        time.sleep(0.1)
+        assert len(client.forward([1, 2]).cache) == 2

@@ -1,6 +1,8 @@
 """What the Python package accepts and refuses before it asks a server: token ids, prefixes, foreign keys and values."""
 
+import pathlib
 import pickle
+import subprocess
 import sys
 import types
 
@@ -190,8 +192,11 @@ def test_bf16_without_ml_dtypes_says_what_to_install(monkeypatch):
     assert error.code == "unsupported" and "ml_dtypes" in error.message
 
 
-def test_torch_and_ml_dtypes_are_not_imported_with_the_package():
-    import subprocess
+def test_the_version_is_that_of_the_server():
+    project = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text()
+    assert f"project(dskvd VERSION {dskv.__version__} " in project
 
+
+def test_torch_and_ml_dtypes_are_not_imported_with_the_package():
     code = "import dskv, sys; sys.exit(any(name in sys.modules for name in ('torch', 'ml_dtypes', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,7 +13,7 @@ MAY_INCLUDE = {
     "ipc": {"base", "ipc", "dskv"},
     "parallel": {"base", "parallel", "kernels"},
     "daemon": {"base", "daemon", "ipc", "parallel"},
-    "launch": {"base", "parallel", "kernels", "ipc", "dskv", "daemon"},
+    "launch": {"base", "launch", "parallel", "kernels", "ipc", "dskv", "daemon"},
     "include/base": {"base", "dskv"},
     "include/dskv": {"dskv"},
     "include/kernels": {"base", "kernels"},
@@ -27,7 +27,7 @@ OWNERS = {
     r"mpi\.h": {"parallel/start.c", "parallel/comm_mpi.c"},
     r"jansson\.h": {"parallel/json.h", "parallel/json.c", "parallel/family.c", "parallel/checkpoint.c"},
     r"immintrin\.h": {"kernels/cpu/vector.h"},
-    r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c"},
+    r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/execute.c"},
 }
 BANNED = {
     r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|atof|strtok|system|popen|alloca)\s*\(": "unsafe or unchecked",

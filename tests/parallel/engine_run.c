@@ -10,7 +10,7 @@
 static const struct engine_test *all_tests, *next_test;
 static int32_t n_taken;
 
-/* ---- opening on every rank ------------------------------------------------------------------------------------------ */
+/* ---- opening on every rank ---------------------------------------------------------------------- */
 
 static void run_next(void)
 {
@@ -67,7 +67,7 @@ int engine_run_tests(const char *suite, const struct engine_test *tests)
     return failures;
 }
 
-/* ---- lines and plans ------------------------------------------------------------------------------------------------ */
+/* ---- lines and plans ---------------------------------------------------------------------------- */
 
 void take_all_blocks_back(void)
 {
@@ -87,8 +87,8 @@ int32_t take_block(const struct dskv_engine *engine)
     return (int32_t)((n_taken++ * stride + 3) % n_blocks);
 }
 
-void plan_extend(struct dskv_engine *engine, struct dskv_plan *plan, struct line *line, const int32_t *tokens, int32_t n,
-                 uint32_t want, int32_t first_row)
+void plan_extend(struct dskv_engine *engine, struct dskv_plan *plan, struct line *line, const int32_t *tokens,
+                 int32_t n, uint32_t want, int32_t first_row)
 {
     int32_t slots[LINE_MAX_TOKENS], block_tokens = dskv_engine_info(engine)->block_tokens;
     for (int32_t i = 0; i < n; i++) {

@@ -12,7 +12,7 @@
 struct engine_test {
     const char *name;
     struct dskv_engine_options options;
-    enum dskv_exit expected;                 /* of the open; the body runs when it is DSKV_EXIT_OK */
+    enum dskv_exit expected;                  /* of the open; the body runs when it is DSKV_EXIT_OK */
     void (*body)(struct dskv_engine *engine); /* rank 0 */
 };
 
@@ -21,7 +21,10 @@ int engine_run_tests(const char *suite, const struct engine_test *tests);
 /* A model directory of launch/models. */
 #define MODEL(name) DSKV_SOURCE_DIR "/launch/models/" name
 /* Filled in the tests' options: small pools, short steps. */
-#define OPTIONS(model, ...) {.model_dir = MODEL(model), .memory_fraction = 0.5, .kv_cache_bytes = 192 << 20, __VA_ARGS__}
+#define OPTIONS(model, ...)                                                                                            \
+    {                                                                                                                  \
+        .model_dir = MODEL(model), .memory_fraction = 0.5, .kv_cache_bytes = 192 << 20, __VA_ARGS__                    \
+    }
 
 struct line {
     int32_t n, n_blocks;
@@ -34,8 +37,8 @@ int32_t take_block(const struct dskv_engine *engine);
 void take_all_blocks_back(void);
 
 /* Appends a run of n tokens to a plan: writes their slots, wants `want` of every row from first_row on. */
-void plan_extend(struct dskv_engine *engine, struct dskv_plan *plan, struct line *line, const int32_t *tokens, int32_t n,
-                 uint32_t want, int32_t first_row);
+void plan_extend(struct dskv_engine *engine, struct dskv_plan *plan, struct line *line, const int32_t *tokens,
+                 int32_t n, uint32_t want, int32_t first_row);
 /* A plan that holds n_tokens in n_work runs of these lines' lengths. */
 struct dskv_plan *plan_for(struct dskv_engine *engine, int32_t n_tokens, int32_t n_work);
 /* Steps; asserts that it went well and computed n_tokens. */

@@ -1,5 +1,5 @@
-/* Bits: a row and its keys and values are one function of the tokens before it, however the work was cut, packed or stored.
- * Everything here is compared with memcmp. */
+/* Bits: a row and its keys and values are one function of the tokens before it, however the work was cut, packed or
+ * stored. Everything here is compared with memcmp. */
 #include "engine_run.h"
 #include "support/cunit_suite.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- cuts ------------------------------------------------------------------------------------------------------------- */
+/* ---- cuts --------------------------------------------------------------------------------------- */
 
 /* 16 tokens cold; then in pieces of 1, 2, 3, 7, 16, and as a prefix of each length with the rest in one step. */
 static void every_cut_gives_the_same(struct dskv_engine *engine)
@@ -31,7 +31,8 @@ static void every_cut_gives_the_same(struct dskv_engine *engine)
             extend(engine, &cut, tokens + cut.n, m, rows + (size_t)cut.n * (size_t)vocab);
         }
         void *kv = copy_out_all(engine, &cut, 0, &n);
-        differ += compare_bits("rows of a cut", cold, rows, 16 * row_bytes) + compare_bits("kv of a cut", cold_kv, kv, n);
+        differ +=
+            compare_bits("rows of a cut", cold, rows, 16 * row_bytes) + compare_bits("kv of a cut", cold_kv, kv, n);
         free(kv);
     }
     CU_ASSERT_EQUAL(differ, 0);
@@ -57,7 +58,8 @@ static void running_a_token_again_changes_nothing(struct dskv_engine *engine)
         dskv_plan_add_work(plan, &tokens[last], NULL, 1, last, line.table, last / block_tokens + 1);
         dskv_plan_add_row(plan, &row, NULL);
         const struct dskv_row_result *results = run_plan(engine, plan);
-        CU_ASSERT_EQUAL(compare_bits("row run again", results[0].logits, rows + (size_t)last * (size_t)vocab, row_bytes), 0);
+        CU_ASSERT_EQUAL(
+            compare_bits("row run again", results[0].logits, rows + (size_t)last * (size_t)vocab, row_bytes), 0);
     }
     void *after = copy_out_all(engine, &line, 0, &n);
     CU_ASSERT_EQUAL(compare_bits("kv after it", before, after, bytes), 0);
@@ -66,7 +68,7 @@ static void running_a_token_again_changes_nothing(struct dskv_engine *engine)
     free(rows);
 }
 
-/* ---- company ---------------------------------------------------------------------------------------------------------- */
+/* ---- company ------------------------------------------------------------------------------------ */
 
 /* Sequences of very different lengths in one step, and in another order, against each alone. */
 static void company_changes_nothing(struct dskv_engine *engine)
@@ -105,7 +107,8 @@ static void company_changes_nothing(struct dskv_engine *engine)
 /* Forks: a block is copied, both extend it with other tokens, each is as its own cold run. */
 static void forks_do_not_meet(struct dskv_engine *engine)
 {
-    int32_t vocab = dskv_engine_info(engine)->model.vocab, tokens[90], block_tokens = dskv_engine_info(engine)->block_tokens;
+    int32_t vocab = dskv_engine_info(engine)->model.vocab, tokens[90],
+            block_tokens = dskv_engine_info(engine)->block_tokens;
     size_t row_bytes = (size_t)vocab * sizeof(float);
     float *rows = malloc(20 * row_bytes), *cold = malloc(90 * row_bytes);
     struct line trunk = {0};
@@ -130,7 +133,7 @@ static void forks_do_not_meet(struct dskv_engine *engine)
     free(cold);
 }
 
-/* ---- engines against each other ---------------------------------------------------------------------------------------- */
+/* ---- engines against each other ----------------------------------------------------------------- */
 
 static float *kept_rows; /* of the engine with other blocks, a test earlier */
 #define KEPT 200
@@ -158,7 +161,7 @@ static void rows_are_as_kept(struct dskv_engine *engine)
     free(kept_rows);
 }
 
-/* ---- export and import -------------------------------------------------------------------------------------------------- */
+/* ---- export and import -------------------------------------------------------------------------- */
 
 /* Writes what was copied out of one line into the blocks of another. */
 static void copy_in_all(struct dskv_engine *engine, struct line *line, enum dskv_dtype dtype, const char *bytes)
@@ -245,6 +248,13 @@ static void copied_kv_is_converted(struct dskv_engine *engine)
 int main(void)
 {
 #define SMALL(model, ...) OPTIONS(model, .max_batch_tokens = 700, .max_sequences = 8, __VA_ARGS__)
+/* 6 heads on 2 KV heads of 20, a width that no head count divides, and MLP and vocabulary of so few units that some
+ * ranks have none. */
+#define ODD(...)                                                                                                       \
+    {                                                                                                                  \
+        .model_dir = DSKV_SOURCE_DIR "/tests/parallel/odd-model", .dummy_weights = 1, .kv_cache_bytes = 64 << 20,      \
+        .max_batch_tokens = 700, .max_sequences = 8, __VA_ARGS__                                                       \
+    }
     static const struct engine_test tests[] = {
         {"every cut gives the same, gpt2", SMALL("atlas-gpt2", .block_tokens = 16), 0, every_cut_gives_the_same},
         {"every cut gives the same, llama", SMALL("atlas-llama", .block_tokens = 64), 0, every_cut_gives_the_same},
@@ -263,6 +273,9 @@ int main(void)
         {"copied kv goes on the same, f16", SMALL("atlas-gpt2", .kv_dtype = "f16"), 0, copied_kv_goes_on_the_same},
         {"copied kv goes on the same, bf16", SMALL("atlas-llama", .kv_dtype = "bf16"), 0, copied_kv_goes_on_the_same},
         {"copied kv is converted to f16", SMALL("atlas-llama", .kv_dtype = "f16"), 0, copied_kv_is_converted},
+        {"every cut gives the same, odd shapes", ODD(.block_tokens = 16), 0, every_cut_gives_the_same},
+        {"company changes nothing, odd shapes", ODD(.block_tokens = 32), 0, company_changes_nothing},
+        {"copied kv goes on the same, odd shapes", ODD(.kv_dtype = "f16"), 0, copied_kv_goes_on_the_same},
         {"copied kv is converted to bf16", SMALL("atlas-llama", .kv_dtype = "bf16"), 0, copied_kv_is_converted},
         {.name = NULL},
     };

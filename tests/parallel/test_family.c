@@ -100,12 +100,12 @@ static void llama_defaults(void)
 
 static void llama_options(void)
 {
-    struct dskv_model m =
-        accept(LLAMA ", \"num_key_value_heads\": 2, \"head_dim\": 32, \"attention_bias\": true, "
-                     "\"mlp_bias\": true, \"rope_theta\": 500000, \"tie_word_embeddings\": true, "
-                     "\"hidden_act\": \"gelu_pytorch_tanh\", \"rms_norm_eps\": 1e-05, "
-                     "\"max_position_embeddings\": 4096, \"rope_scaling\": null, \"pretraining_tp\": 1, "
-                     "\"torch_dtype\": \"bfloat16\", \"dtype\": \"bfloat16\"");
+    struct dskv_model m = accept(LLAMA ", \"num_key_value_heads\": 2, \"head_dim\": 32, \"attention_bias\": true, "
+                                       "\"mlp_bias\": true, \"rope_theta\": 500000, \"tie_word_embeddings\": true, "
+                                       "\"hidden_act\": \"gelu_pytorch_tanh\", \"rms_norm_eps\": 1e-05, "
+                                       "\"max_position_embeddings\": 4096, \"rope_scaling\": null, "
+                                       "\"rope_interleaved\": false, \"pretraining_tp\": 1, "
+                                       "\"torch_dtype\": \"bfloat16\", \"dtype\": \"bfloat16\"");
     CU_ASSERT(m.n_kv_heads == 2 && m.head_dim == 32 && m.qkv_bias && m.o_bias && m.mlp_bias && m.tied);
     CU_ASSERT(m.rope_theta == 500000.0f && m.rotary_dim == 32 && m.activation == DSKV_GELU_TANH && m.norm_eps == 1e-5f);
     CU_ASSERT(m.max_context == 4096 && m.stored_dtype == DSKV_BF16);
@@ -128,6 +128,7 @@ static void meaningful_options_are_refused(void)
     refuse(LLAMA ", \"quantization_config\": {\"quant_method\": \"gptq\"}", "quantization_config");
     refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"sliding_window\": 4096", "sliding_window");
+    refuse(LLAMA ", \"rope_interleaved\": true", "rope_interleaved");
     refuse(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "rope_scaling.type \"linear\"");
     refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
            "rope_scaling.rope_type \"llama3\"");

@@ -1,5 +1,5 @@
-/* Plans: built, checked, hashed, recorded and read again; and no mutation of one is ever taken for an executable plan that
- * reaches outside the pool. */
+/* Plans: built, checked, hashed, recorded and read again; and no mutation of one is ever taken for an executable plan
+ * that reaches outside the pool. */
 #include "parallel/plan.h"
 #include "support/cunit_suite.h"
 
@@ -32,7 +32,8 @@ static struct dskv_plan *build(uint64_t step)
     CU_ASSERT_EQUAL(dskv_plan_add_work(plan, ids, slots, 1, 33, second, 3), 20);
     CU_ASSERT_EQUAL(dskv_plan_add_work(plan, ids, NULL, 1, 15, third, 1), 21);
     dskv_plan_add_copy(plan, 3, 9, 2);
-    struct dskv_sampling sampling = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0, .top_k = 5, .seed = 77, .position = 34};
+    struct dskv_sampling sampling = {
+        .temperature = 0.5f, .top_p = 0.9f, .min_p = 0, .top_k = 5, .seed = 77, .position = 34};
     struct dskv_plan_row rows[] = {{19, DSKV_ROW_LOGITS | DSKV_ROW_TOPK, 4, -1},
                                    {20, DSKV_ROW_SAMPLE | DSKV_ROW_ARGMAX, 0, -1},
                                    {21, DSKV_ROW_SCORE, 0, 299}};
@@ -69,7 +70,8 @@ static void offsets_depend_on_the_bucket_alone(void)
     CU_ASSERT(dskv_plan_bytes(&next) > dskv_plan_bytes(&large));
     size_t bytes = dskv_plan_bytes(&large);
     void *memory[2] = {aligned_alloc(64, bytes), aligned_alloc(64, bytes)};
-    struct dskv_plan *a = dskv_plan_begin(memory[0], bytes, &small, 1), *b = dskv_plan_begin(memory[1], bytes, &large, 2);
+    struct dskv_plan *a = dskv_plan_begin(memory[0], bytes, &small, 1),
+                     *b = dskv_plan_begin(memory[1], bytes, &large, 2);
     CU_ASSERT_EQUAL(memcmp(a->offset, b->offset, sizeof a->offset), 0);
     for (int s = 0; s < DSKV_PLAN_N_SECTIONS; s++)
         CU_ASSERT_EQUAL(a->offset[s] % 64, 0);
@@ -246,10 +248,13 @@ static void print_shows_every_section(void)
     FILE *out = open_memstream(&text, &n);
     dskv_plan_print(plan, out);
     fclose(out);
-    const char *const parts[] = {"plan of step 3",  "copy 2 tokens of block 3 to block 9",
+    const char *const parts[] = {"plan of step 3",
+                                 "copy 2 tokens of block 3 to block 9",
                                  "work 1: tokens 20..20 at position 33, blocks 7 8 9",
-                                 "token 21: id 10 position 15 slot -1", "row 0: token 19: logits topk 4",
-                                 "argmax sample temperature 0.5", "score of 299"};
+                                 "token 21: id 10 position 15 slot -1",
+                                 "row 0: token 19: logits topk 4",
+                                 "argmax sample temperature 0.5",
+                                 "score of 299"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (!strstr(text, parts[i])) {
             printf("not printed: %s\n", parts[i]);
@@ -261,14 +266,15 @@ static void print_shows_every_section(void)
 
 int main(void)
 {
-    return dskv_run_tests("parallel.plan", (struct dskv_test[]){
-                                               {"a built plan says what was added", a_built_plan_says_what_was_added},
-                                               {"offsets depend on the bucket alone", offsets_depend_on_the_bucket_alone},
-                                               {"the hash covers what is used", the_hash_covers_what_is_used},
-                                               {"lies are refused", lies_are_refused},
-                                               {"random damage is survived", random_damage_is_survived},
-                                               {"a trace is read back", a_trace_is_read_back},
-                                               {"print shows every section", print_shows_every_section},
-                                               {NULL, NULL},
-                                           });
+    return dskv_run_tests("parallel.plan",
+                          (struct dskv_test[]){
+                              {"a built plan says what was added", a_built_plan_says_what_was_added},
+                              {"offsets depend on the bucket alone", offsets_depend_on_the_bucket_alone},
+                              {"the hash covers what is used", the_hash_covers_what_is_used},
+                              {"lies are refused", lies_are_refused},
+                              {"random damage is survived", random_damage_is_survived},
+                              {"a trace is read back", a_trace_is_read_back},
+                              {"print shows every section", print_shows_every_section},
+                              {NULL, NULL},
+                          });
 }

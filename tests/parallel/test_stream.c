@@ -1,5 +1,5 @@
-/* The command stream between processes: order and content of many commands, how fast a sleeping rank wakes, what an idle one
- * costs, and that nobody waits for a rank that is gone. */
+/* The command stream between processes: order and content of many commands, how fast a sleeping rank wakes, what an
+ * idle one costs, and that nobody waits for a rank that is gone. */
 #include "base/memory.h"
 #include "parallel/stream.h"
 #include "support/cunit_suite.h"
@@ -170,9 +170,10 @@ static void an_idle_rank_sleeps(void)
     sleep(2); /* past one look at the peers */
     end(&job);
     getrusage(RUSAGE_CHILDREN, &after);
-    double used = (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
-                  1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec -
-                                  before.ru_stime.tv_usec);
+    double used =
+        (double)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
+        1e-6 * (double)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec -
+                        before.ru_stime.tv_usec);
     printf("%.2f %% of a core ... ", 100 * used / 2);
     CU_ASSERT(used / 2 < 0.02);
 }

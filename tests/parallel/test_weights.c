@@ -420,8 +420,11 @@ static void a_tied_head_must_equal_the_embedding(void)
 static void the_rotary_table(void)
 {
     struct dskv_model model = {.rope_theta = 10000.0f, .rotary_dim = 8};
-    float cosines[3 * 4], sines[3 * 4];
-    dskv_rope_fill(&model, 3, cosines, sines);
+    float cosines[3 * 4], sines[3 * 4], last_cosines[4], last_sines[4];
+    dskv_rope_fill(&model, 0, 3, cosines, sines);
+    dskv_rope_fill(&model, 2, 1, last_cosines, last_sines);
+    CU_ASSERT(memcmp(last_cosines, cosines + 8, sizeof last_cosines) == 0);
+    CU_ASSERT(memcmp(last_sines, sines + 8, sizeof last_sines) == 0);
     const double frequencies[] = {1, 0.1, 0.01, 0.001};
     for (int position = 0; position < 3; position++)
         for (int i = 0; i < 4; i++) {

@@ -33,6 +33,7 @@ int fake_logits(uint64_t chain, int32_t token, float logits[FAKE_VOCAB])
 {
     for (int32_t i = 0; i < FAKE_VOCAB; i++)
         logits[i] = (float)(mix(chain ^ (uint64_t)i * 0x9e3779b97f4a7c15u) % 65536) / 4096.0f - 8.0f;
+    logits[FAKE_BAD_TOKEN] = -9.0f; /* never drawn */
     if (token == FAKE_BAD_TOKEN)
         logits[3] = INFINITY;
     return token != FAKE_BAD_TOKEN;

@@ -253,7 +253,7 @@ class Client:
             return
         self._closed = True
         connection = self._connection
-        if connection is None or connection.lost:
+        if connection is None or connection.is_lost():
             return
         try:
             self._call_on(connection, "free", {"all": True}, min(self.timeout, 1.0))
@@ -347,12 +347,12 @@ class Client:
     def _live(self) -> Connection:
         """The connection, made (again) when there is none."""
         connection = self._connection
-        if connection is not None and not connection.lost and not self._closed:
+        if connection is not None and not connection.is_lost() and not self._closed:
             return connection
         with self._connecting:
             if self._closed:
                 raise Error("unreachable", "the client was closed")
-            if self._connection is not None and not self._connection.lost:
+            if self._connection is not None and not self._connection.is_lost():
                 return self._connection
             if self._connection is not None:
                 self._connection.close()

@@ -67,9 +67,11 @@ class Connection:
         for descriptor in (self._socket.getsockopt(zmq.FD), self._monitor.getsockopt(zmq.FD), self._wake_in.fileno()):
             self._poll.register(descriptor, select.POLLIN)
 
-    @property
-    def lost(self) -> bool:
-        return self._lost is not None
+    def is_lost(self) -> bool:
+        """Whether the server has gone, as far as is known by now; also true once closed."""
+        with self._lock:
+            self._take_in()
+            return self._lost is not None
 
     def close(self) -> None:
         with self._lock:
@@ -109,9 +111,7 @@ class Connection:
                 self._socket.send_multipart(frames, zmq.DONTWAIT, copy=True)
             except zmq.ZMQError as error:
                 raise Error("unreachable", f"nothing can be sent to {self.endpoint}: {error.strerror}") from None
-            if self._drain():
-                self._wake()
-                self._changed.notify_all()
+            self._take_in()
 
     def receive(self, request: int, timeout: float | None) -> Event:
         """The next event of an open request.  Errors: timeout, unreachable."""
@@ -142,6 +142,12 @@ class Connection:
                 self._drain()
         finally:
             self._reading = False
+            self._changed.notify_all()
+
+    def _take_in(self) -> None:
+        """Takes in all that waits, on the way to something else, and wakes those who wait for it."""
+        if self._drain():
+            self._wake()
             self._changed.notify_all()
 
     def _drain(self) -> bool:

@@ -10,7 +10,7 @@ from .protocol import error_of, resolve_tensors
 
 if TYPE_CHECKING:
     from .client import Client
-    from .connection import Connection
+    from .connection import Connection, Event
 
 
 class Exchange:
@@ -28,6 +28,7 @@ class Exchange:
         "_timeout",
         "_id",
         "_followers",
+        "_follower_error",
         "_session",
         "_freed",
     )
@@ -39,6 +40,7 @@ class Exchange:
         self._fields = fields
         self._timeout = timeout
         self._followers: list[int] = []
+        self._follower_error: Error | None = None
         self._send()
 
     def _send(self) -> None:
@@ -57,29 +59,41 @@ class Exchange:
         Errors: the server's own, timeout (the request is then cancelled), unreachable.
         """
         while True:
-            try:
-                header, frames = self._connection.receive(
-                    self._id, None if math.isinf(self._timeout) else self._timeout
-                )
-            except BaseException:
-                self.abandon()
-                raise
-            if header["kind"] != "error":
+            header, frames = self._receive()
+            if header["kind"] == "error" and header["id"] == self._id:
+                self._end(error_of(header))
+            elif header["kind"] == "error":
+                self._follower_failed(error_of(header))
+            elif header["kind"] == "result" or self._follower_error is None:
                 break
-            error = error_of(header)
-            if header["id"] != self._id:
-                self.abandon()  # a follower's error: the request itself is still in flight
-                raise error
-            self._forget()
-            if error.code in ("busy", "draining"):
-                self._client._garbage.extend(self._freed)  # it may not have been looked at: with the next request, then
-            if not self._session_ended(error):
-                raise error
-            self._client._renew_session(self._connection, self._session)
-            self._send()
         if header["kind"] == "result":
             self._forget()
         return resolve_tensors(header, frames)
+
+    def _receive(self) -> Event:
+        try:
+            return self._connection.receive(self._id, None if math.isinf(self._timeout) else self._timeout)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _end(self, error: Error) -> None:
+        """After the request's own error: raises it, or sends the request again when only its session had ended."""
+        self._forget()
+        if error.code in ("busy", "draining"):
+            self._client._garbage.extend(self._freed)  # it may not have been looked at: with the next request, then
+        if error.code == "cancelled" and self._follower_error is not None:
+            raise self._follower_error
+        if not self._session_ended(error):
+            raise error
+        self._client._renew_session(self._connection, self._session)
+        self._send()
+
+    def _follower_failed(self, error: Error) -> None:
+        """The first follower's error ends the request, whose own error says more if it ended by itself."""
+        if self._follower_error is None:
+            self._follower_error = error
+            self.tell("cancel")
 
     def _session_ended(self, error: Error) -> bool:
         return (
@@ -101,7 +115,7 @@ class Exchange:
         self._client._send(self._connection, self._client._next_id(), op, {"request": self._id, **fields})
 
     def follow(self, op: str, **fields: Any) -> None:
-        """Sends a part or commit of this request; when it fails, ``next`` raises its error."""
+        """Sends a part or commit of this request; when it fails, so does the request, and ``next`` raises why."""
         id = self._client._next_id()
         self._connection.open(id, follows=self._id)
         self._followers.append(id)

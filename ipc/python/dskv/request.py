@@ -34,9 +34,9 @@ def forward_sequence(sequence: Mapping[str, Any], ids: np.ndarray) -> dict[str, 
     rows = _rows(sequence.get("logits"), len(ids))
     if rows is not None:
         want["logits"] = rows
-        dtype = sequence.get("logits_dtype", "f32")
-        if dtype != "f32":
-            want["logits_dtype"] = dtype
+    dtype = sequence.get("logits_dtype", "f32")
+    if dtype != "f32":
+        want["logits_dtype"] = dtype
     for name in ("argmax", "score"):
         if boolean(sequence.get(name, False), name):
             want[name] = True

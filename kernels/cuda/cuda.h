@@ -1,0 +1,58 @@
+/* CUDA device (private): what its files share.  C and CUDA both include this. */
+#ifndef DSKV_KERNELS_CUDA_H
+#define DSKV_KERNELS_CUDA_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "base/limits.h"
+#include "kernels/device.h"
+
+#include <cuda_runtime.h>
+
+struct dskv_cuda {
+    struct dskv_device base;
+    cudaStream_t stream;
+    int n_multiprocessors;
+    cudaError_t error; /* the first one; later operations do nothing useful, the job ends at the next sync */
+    char error_place[64];
+    float *scratch; /* pieces of attention between its two kernels */
+    size_t scratch_bytes;
+};
+
+static inline struct dskv_cuda *dskv_cuda_of(struct dskv_device *device)
+{
+    return (struct dskv_cuda *)device;
+}
+
+/* Keeps the first error, with the operation it came from. */
+void dskv_cuda_note(struct dskv_cuda *cuda, cudaError_t error, const char *place);
+
+/* Weights are row-major [n, k], both rounded up to this, so that tiles need no bounds. */
+#define DSKV_CUDA_WEIGHT_TILE 64
+static inline int64_t dskv_cuda_padded(int64_t n)
+{
+    return (n + DSKV_CUDA_WEIGHT_TILE - 1) / DSKV_CUDA_WEIGHT_TILE * DSKV_CUDA_WEIGHT_TILE;
+}
+
+void dskv_cuda_embed(struct dskv_device *device, const struct dskv_embed *p);
+void dskv_cuda_norm(struct dskv_device *device, const struct dskv_norm *p);
+void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p);
+void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);
+void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
+void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p);
+void dskv_cuda_activate(struct dskv_device *device, const struct dskv_activate *p);
+void dskv_cuda_residual(struct dskv_device *device, const struct dskv_residual *p);
+void dskv_cuda_sum(struct dskv_device *device, const struct dskv_sum *p);
+void dskv_cuda_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p);
+void dskv_cuda_select(struct dskv_device *device, const struct dskv_select *p);
+void dskv_cuda_sample(struct dskv_device *device, const struct dskv_sample *p);
+void dskv_cuda_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
+void dskv_cuda_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);
+void dskv_cuda_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

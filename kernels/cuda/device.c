@@ -1,0 +1,169 @@
+/* CUDA device: one GPU, one stream.  Owns device memory, prepared weights' layout and the first error; operations are
+ * queued in order.  Knows nothing of ranks: which GPU is whose is decided by parallel. */
+#include "cuda/cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define SCRATCH_BYTES ((size_t)64 << 20)
+
+void dskv_cuda_note(struct dskv_cuda *cuda, cudaError_t error, const char *place)
+{
+    if (error == cudaSuccess || cuda->error != cudaSuccess)
+        return;
+    cuda->error = error;
+    snprintf(cuda->error_place, sizeof cuda->error_place, "%s", place);
+}
+
+static enum dskv_dtype cuda_activation_dtype(enum dskv_dtype weights)
+{
+    return weights;
+}
+
+static enum dskv_code cuda_sync(struct dskv_device *device, struct dskv_error *error)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "sync");
+    if (cuda->error == cudaSuccess)
+        return DSKV_OK;
+    return dskv_fail(error, DSKV_INTERNAL, "%s failed in %s: %s", device->name, cuda->error_place,
+                     cudaGetErrorString(cuda->error));
+}
+
+static void *cuda_alloc(struct dskv_device *device, size_t bytes)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    void *memory = NULL;
+    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError(); /* no memory is the caller's answer, not the device's state */
+        return NULL;
+    }
+    dskv_cuda_note(cuda, cudaMemsetAsync(memory, 0, bytes, cuda->stream), "clearing memory");
+    return memory;
+}
+
+static void cuda_free(struct dskv_device *device, void *memory, size_t bytes)
+{
+    (void)bytes;
+    dskv_cuda_note(dskv_cuda_of(device), cudaFree(memory), "freeing memory");
+}
+
+static void cuda_upload(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda->stream), "upload");
+    dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "upload");
+}
+
+static void cuda_download(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cuda->stream), "download");
+    dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "download");
+}
+
+static size_t cuda_weight_bytes(int64_t n, int64_t k, enum dskv_dtype dtype)
+{
+    return (size_t)dskv_cuda_padded(n) * (size_t)dskv_cuda_padded(k) * dskv_dtype_bytes(dtype);
+}
+
+static void cuda_weight_fill(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                             const void *rows, enum dskv_dtype dtype)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    size_t element = dskv_dtype_bytes(weight->dtype), row_bytes = (size_t)weight->k * element;
+    size_t stride = (size_t)dskv_cuda_padded(weight->k) * element;
+    void *converted = NULL;
+    if (dtype != weight->dtype) {
+        converted = malloc((size_t)n_rows * row_bytes + 1);
+        DSKV_ASSERT(converted, "no memory for %lld rows", (long long)n_rows);
+        dskv_convert(converted, weight->dtype, rows, dtype, (size_t)(n_rows * weight->k));
+        rows = converted;
+    }
+    dskv_cuda_note(cuda,
+                   cudaMemcpy2DAsync((char *)weight->data + (size_t)first * stride, stride, rows, row_bytes, row_bytes,
+                                     (size_t)n_rows, cudaMemcpyHostToDevice, cuda->stream),
+                   "filling a weight");
+    dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "filling a weight");
+    free(converted);
+}
+
+static void cuda_close(struct dskv_device *device)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    cudaFree(cuda->scratch);
+    if (cuda->stream)
+        cudaStreamDestroy(cuda->stream);
+    free(cuda);
+}
+
+static const struct dskv_device_table cuda_table = {
+    .kind = "cuda",
+    .numerics = "cuda-mma16x1",
+    .is_host = 0,
+    .activation_dtype = cuda_activation_dtype,
+    .close = cuda_close,
+    .sync = cuda_sync,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .weight_bytes = cuda_weight_bytes,
+    .weight_fill = cuda_weight_fill,
+};
+
+static const struct dskv_op_table cuda_ops = {
+    .embed = dskv_cuda_embed,
+    .norm = dskv_cuda_norm,
+    .matmul = dskv_cuda_matmul,
+    .rope = dskv_cuda_rope,
+    .kv_write = dskv_cuda_kv_write,
+    .attention = dskv_cuda_attention,
+    .activate = dskv_cuda_activate,
+    .residual = dskv_cuda_residual,
+    .sum = dskv_cuda_sum,
+    .gather_rows = dskv_cuda_gather_rows,
+    .select = dskv_cuda_select,
+    .sample = dskv_cuda_sample,
+    .kv_copy = dskv_cuda_kv_copy,
+    .kv_gather = dskv_cuda_kv_gather,
+    .kv_scatter = dskv_cuda_kv_scatter,
+};
+
+int dskv_cuda_present(void)
+{
+    int n_devices = 0;
+    return cudaGetDeviceCount(&n_devices) == cudaSuccess && n_devices > 0;
+}
+
+enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct dskv_device **device,
+                              struct dskv_error *error)
+{
+    int n_devices = 0;
+    cudaError_t failed = cudaGetDeviceCount(&n_devices);
+    if (failed != cudaSuccess)
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "no CUDA device can be used: %s", cudaGetErrorString(failed));
+    if (options->index < 0 || options->index >= n_devices)
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "there is no GPU %d; this host has %d", options->index,
+                              n_devices);
+    struct dskv_cuda *cuda = calloc(1, sizeof *cuda);
+    if (!cuda)
+        return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for a device");
+    cuda->base.table = &cuda_table;
+    cuda->base.ops = &cuda_ops;
+    cuda->scratch_bytes = SCRATCH_BYTES;
+    struct cudaDeviceProp properties;
+    if ((failed = cudaSetDevice(options->index)) != cudaSuccess ||
+        (failed = cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync)) != cudaSuccess ||
+        (failed = cudaGetDeviceProperties(&properties, options->index)) != cudaSuccess ||
+        (failed = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
+        (failed = cudaMalloc((void **)&cuda->scratch, cuda->scratch_bytes)) != cudaSuccess) {
+        cuda_close(&cuda->base);
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "GPU %d cannot be opened: %s", options->index,
+                              cudaGetErrorString(failed));
+    }
+    cuda->n_multiprocessors = properties.multiProcessorCount;
+    snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", options->index, properties.name);
+    *device = &cuda->base;
+    return DSKV_EXIT_OK;
+}

@@ -1,0 +1,32 @@
+/* Where a key or value lies.  In a block: per layer and local KV head, keys as [head_dim][block_tokens] (lanes of a
+ * warp run over keys), then values as [block_tokens][head_dim]. */
+#ifndef DSKV_KERNELS_CUDA_KV_CUH
+#define DSKV_KERNELS_CUDA_KV_CUH
+
+#include "cuda/common.cuh"
+
+struct kv_layer { /* one layer of the pool, by value to a kernel */
+    char *data;
+    int64_t block_bytes;
+    int32_t block_tokens, head_dim;
+};
+
+static inline kv_layer kv_layer_of(const struct dskv_kv *kv, int32_t layer)
+{
+    int64_t head_elements = (int64_t)2 * kv->block_tokens * kv->head_dim;
+    return {(char *)kv->data + layer * kv->n_kv_heads_local * head_elements * (int64_t)dskv_dtype_bytes(kv->dtype),
+            (int64_t)kv->block_bytes, kv->block_tokens, kv->head_dim};
+}
+
+/* The keys of a head in a block: element (d, token) is at d * block_tokens + token. */
+template <typename K> __device__ __forceinline__ K *keys_of(kv_layer kv, int64_t block, int head)
+{
+    return (K *)(kv.data + block * kv.block_bytes) + (int64_t)head * 2 * kv.block_tokens * kv.head_dim;
+}
+/* The values: element (token, d) is at token * head_dim + d. */
+template <typename K> __device__ __forceinline__ K *values_of(kv_layer kv, int64_t block, int head)
+{
+    return keys_of<K>(kv, block, head) + (int64_t)kv.block_tokens * kv.head_dim;
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* Matmul: one summation order for every number of rows.
+ *
+ * f16, bf16: mma.sync m16n8k16, weights as the 16 rows and tokens as the 8 columns, k ascending in steps of 16 into one
+ * f32 accumulator: the order of cuBLASLt's family without split-K.  Grid: (tiles of 64 outputs, tiles of TOKENS
+ * tokens), 4 warps, each 16 outputs; shared memory: STAGES tiles of 64 k-values, rows padded by 16 bytes against bank
+ * conflicts. f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens. Weights
+ * are padded to whole tiles with zeros; a zero product leaves an accumulator as it is.
+ */
+#include "cuda/common.cuh"
+
+#include <type_traits>
+
+enum { TILE_N = 64, TILE_K = 64, ROW = TILE_K + 8, STAGES = 4 };
+
+__device__ __forceinline__ void copy16(void *shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global)
+                 : "memory");
+}
+
+template <typename T> __device__ __forceinline__ void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    if constexpr (std::is_same<T, __half>::value)
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Brings one k-tile: 64 weight rows and TOKENS rows of x.  x is copied element by element where its rows are not
+ * aligned or k ends inside the tile; rows past the last token are zeros. */
+template <typename T, int TOKENS>
+__device__ void load_stage(T *w_tile, T *x_tile, const T *w, int64_t w_stride, const T *x, int64_t x_stride, int rows,
+                           int64_t k0, int64_t k, bool aligned)
+{
+    for (int i = (int)threadIdx.x; i < TILE_N * TILE_K / 8; i += 128)
+        copy16(w_tile + i / 8 * ROW + i % 8 * 8, w + i / 8 * w_stride + k0 + i % 8 * 8);
+    for (int i = (int)threadIdx.x; i < TOKENS * TILE_K / 8; i += 128) {
+        int row = i / 8, column = i % 8 * 8;
+        T *place = x_tile + row * ROW + column;
+        if (row < rows && aligned && k0 + column + 8 <= k)
+            copy16(place, x + row * x_stride + k0 + column);
+        else
+            for (int j = 0; j < 8; j++)
+                place[j] =
+                    row < rows && k0 + column + j < k ? x[row * x_stride + k0 + column + j] : from_float<T>(0.0f);
+    }
+}
+
+template <typename T, typename Y, int TOKENS>
+__global__ void __launch_bounds__(128)
+    matmul_kernel(const T *w, int64_t w_stride, const T *x, int64_t x_stride, bool aligned, const float *bias, Y *y,
+                  int64_t y_stride, int64_t n, int64_t k, int rows)
+{
+    extern __shared__ __align__(16) unsigned char memory[];
+    T *tiles = (T *)memory;
+    const int stage_elements = (TILE_N + TOKENS) * ROW;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t first_n = (int64_t)blockIdx.x * TILE_N;
+    int first_row = (int)blockIdx.y * TOKENS;
+    w += first_n * w_stride;
+    x += first_row * x_stride;
+    rows -= first_row;
+    int n_tiles = (int)((k + TILE_K - 1) / TILE_K);
+    float c[TOKENS / 8][4] = {};
+
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < n_tiles)
+            load_stage<T, TOKENS>(tiles + s * stage_elements, tiles + s * stage_elements + TILE_N * ROW, w, w_stride, x,
+                                  x_stride, rows, (int64_t)s * TILE_K, k, aligned);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    for (int tile = 0; tile < n_tiles; tile++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncthreads();
+        int next = tile + STAGES - 1;
+        if (next < n_tiles) {
+            T *stage = tiles + next % STAGES * stage_elements;
+            load_stage<T, TOKENS>(stage, stage + TILE_N * ROW, w, w_stride, x, x_stride, rows, (int64_t)next * TILE_K,
+                                  k, aligned);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        const T *w_tile = tiles + tile % STAGES * stage_elements, *x_tile = w_tile + TILE_N * ROW;
+        for (int kk = 0; kk < TILE_K; kk += 16) {
+            uint32_t a[4];
+            uint32_t address =
+                (uint32_t)__cvta_generic_to_shared(w_tile + (warp * 16 + lane % 16) * ROW + kk + lane / 16 * 8);
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                         : "r"(address));
+#pragma unroll
+            for (int b = 0; b < TOKENS / 8; b++) {
+                const T *column = x_tile + (b * 8 + lane / 4) * ROW + kk + lane % 4 * 2;
+                mma<T>(c[b], a, *(const uint32_t *)column, *(const uint32_t *)(column + 8));
+            }
+        }
+    }
+    for (int b = 0; b < TOKENS / 8; b++)
+        for (int i = 0; i < 4; i++) {
+            int64_t output = first_n + warp * 16 + lane / 4 + (i / 2) * 8;
+            int row = b * 8 + lane % 4 * 2 + i % 2;
+            if (output < n && row < rows)
+                y[(first_row + row) * y_stride + output] = from_float<Y>(bias ? c[b][i] + bias[output] : c[b][i]);
+        }
+}
+
+template <typename T, typename Y, int TOKENS>
+static void launch_tiles(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    auto kernel = matmul_kernel<T, Y, TOKENS>;
+    int bytes = STAGES * (TILE_N + TOKENS) * ROW * (int)sizeof(T);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    dim3 grid(blocks_for(p->w->n, TILE_N), blocks_for(p->x.rows, TOKENS));
+    bool aligned = p->x.stride % 8 == 0 && (uintptr_t)p->x.data % 16 == 0;
+    kernel<<<grid, 128, bytes, dskv_cuda_of(device)->stream>>>(
+        (const T *)p->w->data, dskv_cuda_padded(p->w->k), (const T *)p->x.data, p->x.stride, aligned, p->bias,
+        (Y *)p->y.data, p->y.stride, p->w->n, p->w->k, (int)p->x.rows);
+}
+
+template <typename T, typename Y> static void launch_half(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    if (p->x.rows <= 8)
+        launch_tiles<T, Y, 8>(device, p);
+    else if (p->x.rows <= 16)
+        launch_tiles<T, Y, 16>(device, p);
+    else if (p->x.rows <= 32)
+        launch_tiles<T, Y, 32>(device, p);
+    else
+        launch_tiles<T, Y, 64>(device, p);
+}
+
+enum { F32_N = 32, F32_ROWS = 8, F32_K = 32 };
+
+__global__ void matmul_f32_kernel(const float *w, int64_t w_stride, const float *x, int64_t x_stride, const float *bias,
+                                  float *y, int64_t y_stride, int64_t n, int64_t k, int64_t rows)
+{
+    __shared__ float w_tile[F32_K][F32_N + 1], x_tile[F32_ROWS][F32_K];
+    int column = (int)threadIdx.x, line = (int)threadIdx.y;
+    int64_t output = (int64_t)blockIdx.x * F32_N + column, row = (int64_t)blockIdx.y * F32_ROWS + line;
+    float sum = 0.0f;
+    for (int64_t k0 = 0; k0 < k; k0 += F32_K) {
+        for (int i = line; i < F32_N; i += F32_ROWS) /* rows are padded to 64: no bounds */
+            w_tile[column][i] = w[((int64_t)blockIdx.x * F32_N + i) * w_stride + k0 + column];
+        x_tile[line][column] = row < rows && k0 + column < k ? x[row * x_stride + k0 + column] : 0.0f;
+        __syncthreads();
+        for (int i = 0; i < F32_K; i++)
+            sum = fmaf(x_tile[line][i], w_tile[i][column], sum);
+        __syncthreads();
+    }
+    if (output < n && row < rows)
+        y[row * y_stride + output] = bias ? sum + bias[output] : sum;
+}
+
+extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    bool to_f32 = p->y.dtype == DSKV_F32;
+    if (p->w->dtype == DSKV_F32) {
+        dim3 grid(blocks_for(p->w->n, F32_N), blocks_for(p->x.rows, F32_ROWS));
+        matmul_f32_kernel<<<grid, dim3(F32_N, F32_ROWS), 0, dskv_cuda_of(device)->stream>>>(
+            (const float *)p->w->data, dskv_cuda_padded(p->w->k), (const float *)p->x.data, p->x.stride, p->bias,
+            (float *)p->y.data, p->y.stride, p->w->n, p->w->k, p->x.rows);
+    } else if (p->w->dtype == DSKV_F16) {
+        to_f32 ? launch_half<__half, float>(device, p) : launch_half<__half, __half>(device, p);
+    } else {
+        to_f32 ? launch_half<__nv_bfloat16, float>(device, p) : launch_half<__nv_bfloat16, __nv_bfloat16>(device, p);
+    }
+    launched(device, "matmul");
+}
