@@ -73,6 +73,7 @@ static const struct option options[] = {
      AT(tensor_parallel), .least = 1, .most = DSKV_MAX_RANKS, .word = "auto", .word_value = 0},
     {"listen", "ENDPOINT", "where clients connect, tcp://ADDRESS:PORT or ipc://PATH; may be repeated", ENDPOINTS,
      AT(listen)},
+    {"share-gpu", NULL, "ranks may share a GPU: to try several ranks where there is one", FLAG, AT(share_gpu)},
     {"insecure", NULL, "allow --listen beyond loopback, where anyone who can connect can use the server", FLAG,
      AT(insecure)},
     {"log-level", "LEVEL", "how much is logged on standard error", LEVEL, AT(log_level),

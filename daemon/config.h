@@ -16,21 +16,22 @@ struct dskv_config {
     enum dskv_command command;
     const char *model;
     const char *device, *dtype, *kv_dtype;
-    int64_t kv_cache_memory;    /* bytes per rank, 0: by memory_fraction */
+    int64_t kv_cache_memory; /* bytes per rank, 0: by memory_fraction */
     double memory_fraction;
     int32_t max_model_len, max_batch_tokens, max_sequences, block_tokens, threads, tensor_parallel;
-    int32_t cache_lease;        /* seconds a silent session keeps its caches; 0: for ever */
+    int32_t cache_lease; /* seconds a silent session keeps its caches; 0: for ever */
     int32_t n_listen;
     const char *listen[DSKV_MAX_ENDPOINTS];
-    int insecure;               /* listen beyond loopback without encryption */
+    int share_gpu; /* more ranks than GPUs */
+    int insecure;  /* listen beyond loopback without encryption */
     enum dskv_log_level log_level;
-    int64_t seed;               /* -1: from the system */
-    const char *trace_plans;    /* file to record plans to, or null */
-    const char *replay;         /* file of plans to run, or null */
+    int64_t seed;            /* -1: from the system */
+    const char *trace_plans; /* file to record plans to, or null */
+    const char *replay;      /* file of plans to run, or null */
 };
 
-/* Fills *config with defaults, then argv; strings point into argv or are constant.  DSKV_EXIT_USAGE with one sentence that
- * names the option and its valid values. */
+/* Fills *config with defaults, then argv; strings point into argv or are constant.  DSKV_EXIT_USAGE with one sentence
+ * that names the option and its valid values. */
 enum dskv_exit dskv_config_parse(int argc, char **argv, struct dskv_config *config, struct dskv_error *error);
 /* The text of --help, and one "name = value" line per option. */
 void dskv_config_help(void);

@@ -1,3 +1,4 @@
+/* Describe: plain copies and sums of what the engine and the model say of themselves. */
 #include "daemon/describe.h"
 
 #include "base/version.h"

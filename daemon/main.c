@@ -24,7 +24,7 @@
 /* This process's rank as mpirun or srun tells it to every child; 0 when it was started by hand. */
 static int launched_rank(void)
 {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = getenv(names[i]);
         if (value)
@@ -79,6 +79,7 @@ static struct dskv_engine_options engine_options(const struct dskv_config *confi
         .block_tokens = config->block_tokens,
         .n_threads = config->threads,
         .tensor_parallel = config->tensor_parallel,
+        .share_gpu = config->share_gpu,
         .check_plans = config->log_level == DSKV_LOG_DEBUG,
     };
 }
@@ -92,14 +93,12 @@ static enum dskv_exit serve(struct dskv_engine *engine, struct dskv_transport *t
     if (code)
         return code;
     code = dskv_front_run(transport, server, engine, config, error);
-    if (!code)
-        dskv_server_close(
-            &server); /* after a failed step its thread may wait for a rank that is gone: the job is ended */
+    if (!code) /* else the engine thread may wait for a rank that is gone; the job is then ended as it stands */
+        dskv_server_close(&server);
     return code;
 }
 
-/* Rank 0's work or another's.  A failure after the start ends the job from here: other ranks may not listen any more.
- */
+/* Rank 0's work or another's.  A failure after the start ends the job here: other ranks may not listen any more. */
 static void run(struct dskv_engine *engine, int rank, struct dskv_transport **transport,
                 const struct dskv_config *config, struct dskv_error *error)
 {

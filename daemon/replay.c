@@ -1,3 +1,4 @@
+/* Replay: reads, checks, rebuilds and executes one recorded plan after the other; hashes what the wanted rows gave. */
 #include "daemon/replay.h"
 
 #include "base/log.h"

@@ -13,7 +13,7 @@
 #include "daemon/step.h"
 #include "daemon/task.h"
 
-#include <errno.h>
+#include <ctype.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -53,6 +53,17 @@ static int32_t free_caches(struct dskv_state *state, const struct dskv_id *ids, 
     return n_freed;
 }
 
+/* The name is the client's: it must not be able to forge lines. */
+static void log_session(const char *client)
+{
+    char name[sizeof((struct dskv_request *)0)->hello.client];
+    size_t n = 0;
+    for (; client[n] && n < sizeof name - 1; n++)
+        name[n] = isprint((unsigned char)client[n]) ? client[n] : '?';
+    name[n] = 0;
+    dskv_log(DSKV_LOG_DEBUG, "server", "a session begins for \"%s\"", name);
+}
+
 static void answer_hello(struct dskv_state *state, struct dskv_ticket *ticket, const struct dskv_request *request)
 {
     struct dskv_error error;
@@ -80,7 +91,7 @@ static void answer_hello(struct dskv_state *state, struct dskv_ticket *ticket, c
     event.hello.lease_ms = state->lease_us / 1000;
     snprintf(event.hello.server_version, sizeof event.hello.server_version, "%s", DSKV_VERSION);
     dskv_describe_limits(state->info, &event.hello.limits);
-    dskv_log(DSKV_LOG_DEBUG, "server", "a session begins for \"%s\"", request->hello.client);
+    log_session(request->hello.client);
     dskv_state_post(state, ticket, &event);
 }
 

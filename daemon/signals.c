@@ -1,3 +1,5 @@
+/* Signals: handlers that set a flag and make a descriptor readable, and the clock that ends an end that takes too long.
+ */
 #include "daemon/signals.h"
 
 #include "base/status.h"

@@ -142,7 +142,7 @@ struct dskv_wire_tensor dskv_tensor_2d(const void *data, enum dskv_dtype dtype, 
                                      .bytes = (size_t)rows * (size_t)cols * dskv_dtype_bytes(dtype)};
 }
 
-enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv_prefix *prefix,
+enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv_prefix *prefix, const char *field,
                                      struct dskv_cache **cache, struct dskv_error *error)
 {
     *cache = NULL;
@@ -150,20 +150,20 @@ enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv
         return DSKV_OK;
     struct dskv_cache *found = dskv_caches_find(state->caches, &prefix->cache);
     if (!found) {
-        dskv_fail(error, DSKV_UNKNOWN_CACHE, "the prefix's cache was freed or never existed");
-        dskv_error_set_field(error, "prefix");
+        dskv_fail(error, DSKV_UNKNOWN_CACHE, "the cache was freed or never existed");
+        dskv_error_set_field(error, field);
         return DSKV_UNKNOWN_CACHE;
     }
     if (prefix->length > found->length) {
-        dskv_fail(error, DSKV_CUT_PAST_END, "a prefix of %d tokens is longer than its cache of %d", prefix->length,
+        dskv_fail(error, DSKV_CUT_PAST_END, "%d tokens of a cache were named that has %d", prefix->length,
                   found->length);
         dskv_error_set(error, DSKV_HAS_LENGTH, prefix->length);
         dskv_error_set(error, DSKV_HAS_LIMIT, found->length);
-        dskv_error_set_field(error, "prefix");
+        dskv_error_set_field(error, field);
         return DSKV_CUT_PAST_END;
     }
     if (prefix->has_check && prefix->check != dskv_cache_check(state->blocks, found, prefix->length)) {
-        dskv_fail(error, DSKV_BAD_VALUE, "the prefix's %d tokens are not those that its check was made of",
+        dskv_fail(error, DSKV_BAD_VALUE, "the cache's first %d tokens are not those that the check was made of",
                   prefix->length);
         dskv_error_set_field(error, "check");
         return DSKV_BAD_VALUE;

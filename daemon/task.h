@@ -94,7 +94,7 @@ void dskv_task_fail(struct dskv_state *state, struct dskv_task *task, const stru
 
 /* The cache that a prefix names (null: none), checked: DSKV_UNKNOWN_CACHE, DSKV_CUT_PAST_END, DSKV_BAD_VALUE (check).
  */
-enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv_prefix *prefix,
+enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv_prefix *prefix, const char *field,
                                      struct dskv_cache **cache, struct dskv_error *error);
 /* DSKV_TOKEN_OUT_OF_RANGE with index and limit. */
 enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dskv_wire_tensor *tokens,

@@ -64,7 +64,7 @@ static enum dskv_code export_begin(struct dskv_state *state, struct dskv_task *t
     const struct dskv_export *asked = &task->request.export_;
     struct dskv_prefix prefix = {.present = 1, .cache = asked->cache, .length = asked->length};
     struct dskv_cache *cache;
-    enum dskv_code code = dskv_task_find_prefix(state, &prefix, &cache, error);
+    enum dskv_code code = dskv_task_find_prefix(state, &prefix, "cache", &cache, error);
     if (code)
         return code;
     export->length = asked->length;

@@ -152,7 +152,7 @@ static enum dskv_code begin_sequence(struct dskv_state *state, struct forward *f
     if (!code)
         code = dskv_task_check_tokens(state, &asked->tokens, "tokens", error);
     if (!code)
-        code = dskv_task_find_prefix(state, &asked->prefix, &prefix, error);
+        code = dskv_task_find_prefix(state, &asked->prefix, "prefix", &prefix, error);
     if (!code)
         code = dskv_task_check_length(state, (int64_t)length + output->n_tokens, error);
     if (!code)

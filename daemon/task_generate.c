@@ -62,7 +62,7 @@ static enum dskv_code generate_begin(struct dskv_state *state, struct dskv_task 
     int32_t length = asked->prefix.present ? asked->prefix.length : 0;
     int32_t n = generate->n_prompt = dskv_tensor_count(&asked->tokens);
     struct dskv_cache *prefix;
-    enum dskv_code code = dskv_task_find_prefix(state, &asked->prefix, &prefix, error);
+    enum dskv_code code = dskv_task_find_prefix(state, &asked->prefix, "prefix", &prefix, error);
     if (!code)
         code = check_prompt(state, asked, length, error);
     if (code)

@@ -41,7 +41,7 @@ static enum dskv_code verify_begin(struct dskv_state *state, struct dskv_task *t
     struct dskv_cache *prefix;
     enum dskv_code code = check_tokens(state, asked, error);
     if (!code)
-        code = dskv_task_find_prefix(state, &asked->prefix, &prefix, error);
+        code = dskv_task_find_prefix(state, &asked->prefix, "prefix", &prefix, error);
     if (!code)
         code = dskv_task_check_length(state, (int64_t)length + n, error);
     if (!code)

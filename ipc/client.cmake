@@ -1,5 +1,6 @@
 # libdskv: the C client.  The codec and the transport are linked in and stay hidden.
-add_library(dskv SHARED client.c client_call.c client_cache.c client_info.c client_forward.c client_generate.c client_kv.c)
+add_library(dskv SHARED client.c client_call.c client_cache.c client_info.c client_forward.c client_generate.c
+                        client_kv.c)
 target_include_directories(dskv PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(dskv PRIVATE dskv_ipc dskv_base)
 target_link_options(dskv PRIVATE LINKER:--version-script=${CMAKE_CURRENT_SOURCE_DIR}/libdskv.map LINKER:--no-undefined)

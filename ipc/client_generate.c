@@ -9,6 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A reply that does not fit its request is no reply; the cache that it names is not left behind. */
+static enum dskv_code refuse_reply(struct dskv_client *client, struct dskv_event *event,
+                                   const struct dskv_cache_ref *cache, struct dskv_error *error)
+{
+    enum dskv_code code = dskv_fail(error, DSKV_BAD_MESSAGE, "the server's reply to %s does not fit the request",
+                                    dskv_op_name(event->op));
+    if (cache->present)
+        dskv_client_give_up(client, &cache->id);
+    dskv_event_clear(event);
+    return code;
+}
+
 /* ---- verify ----------------------------------------------------------------------------------------------------- */
 
 enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_options *options,
@@ -32,6 +44,9 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
         code = dskv_call_run(client, &request, own.timeout_ms, &event, error);
     if (code)
         return code;
+    int64_t accepted = event.verify.accepted, length = verify->prefix.length + verify->tokens.shape[0] + accepted;
+    if (accepted < 0 || accepted > verify->draft.shape[0] || event.verify.cache.length != length)
+        return refuse_reply(client, &event, &event.verify.cache, error);
     struct dskv_verified *made = dskv_calloc(1, sizeof *made);
     made->accepted = event.verify.accepted;
     made->next = event.verify.next;
@@ -147,6 +162,13 @@ enum dskv_code dskv_stream_open(struct dskv_client *client, const struct dskv_ge
     return DSKV_OK;
 }
 
+/* A cache cannot be longer than the tokens that it is said to stand for. */
+static int is_more_than_known(const struct dskv_stream *stream, const struct dskv_event *event)
+{
+    const struct dskv_wire_tensor *tokens = &event->generate.tokens;
+    return !tokens->data || event->generate.cache.length > (int64_t)stream->n_before + tokens->shape[0];
+}
+
 static struct dskv_generated *make_generated(struct dskv_stream *stream, const struct dskv_event *event)
 {
     struct dskv_generated *made = dskv_calloc(1, sizeof *made);
@@ -182,10 +204,13 @@ enum dskv_code dskv_stream_next(struct dskv_stream *stream, const int32_t **toke
         if (stream->event.kind == DSKV_EVENT_TOKENS) {
             *tokens = stream->event.tokens.data;
             *n_tokens = (size_t)stream->event.tokens.shape[0];
-        } else if (stream->event.kind == DSKV_EVENT_RESULT && stream->event.op == DSKV_OP_GENERATE) {
-            stream->result = make_generated(stream, &stream->event);
-        } else {
+        } else if (stream->event.kind != DSKV_EVENT_RESULT || stream->event.op != DSKV_OP_GENERATE) {
             code = dskv_call_unexpected(&stream->event, error);
+        } else if (is_more_than_known(stream, &stream->event)) {
+            stream->has_event = 0;
+            code = refuse_reply(stream->client, &stream->event, &stream->event.generate.cache, error);
+        } else {
+            stream->result = make_generated(stream, &stream->event);
         }
     }
     if (code) {

@@ -52,13 +52,13 @@ struct dskv_field {
     size_t offset_n;           /* of the count of a list */
     size_t present;            /* 1 + offset of the int (or bits) that says whether it is there; 0: the value says so */
     uint32_t present_bit;      /* the bit in it; 0: the whole int */
+    enum dskv_code refusal;    /* of a name that is not known, where it is not DSKV_BAD_VALUE */
     int64_t min, max, initial; /* initial: the default, where it is not 0 */
     double low, high, initial_double;
     const char *valid; /* of a double, for people */
     const char *(*name_of)(int value);
-    enum dskv_code refusal; /* of a name that is not known, where it is not DSKV_BAD_VALUE */
-    unsigned dtypes;        /* of tensors: bits 1 << enum dskv_dtype */
-    int32_t n_dims;         /* of tensors */
+    unsigned dtypes; /* of tensors: bits 1 << enum dskv_dtype */
+    int32_t n_dims;  /* of tensors */
     const struct dskv_table *table;
 };
 

@@ -118,12 +118,8 @@ static enum dskv_code read_name(struct dskv_reader *reader, const struct dskv_fi
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
-static const struct dskv_field tensor_fields[] = {
-    {.name = "dtype"}, /* read by the tensor's own field, which knows the dtypes */
-    {.name = "shape"},
-    {.name = "frame"},
-};
-enum { TENSOR_DTYPE, TENSOR_SHAPE, TENSOR_FRAME, N_TENSOR_FIELDS };
+enum { TENSOR_DTYPE, TENSOR_SHAPE, TENSOR_FRAME, N_TENSOR_KEYS };
+static const char *const tensor_keys[N_TENSOR_KEYS] = {"dtype", "shape", "frame"};
 
 static enum dskv_code read_tensor_dtype(struct dskv_reader *reader, const struct dskv_field *field,
                                         const msgpack_object *object, struct dskv_wire_tensor *tensor)
@@ -220,26 +216,26 @@ static enum dskv_code read_tensor_frame(struct dskv_reader *reader, const msgpac
 static enum dskv_code read_tensor(struct dskv_reader *reader, const struct dskv_field *field,
                                   const msgpack_object *object, struct dskv_wire_tensor *tensor)
 {
-    const msgpack_object *found[N_TENSOR_FIELDS] = {NULL};
+    const msgpack_object *found[N_TENSOR_KEYS] = {NULL};
     if (object->type != MSGPACK_OBJECT_MAP)
         return dskv_place_wrong_type(&reader->place, "a tensor: a map of dtype, shape, frame");
     for (uint32_t i = 0; i < object->via.map.size; i++) {
         const msgpack_object_kv *kv = &object->via.map.ptr[i];
         int which = 0;
-        while (which < N_TENSOR_FIELDS && !string_is(&kv->key, tensor_fields[which].name))
+        while (which < N_TENSOR_KEYS && !string_is(&kv->key, tensor_keys[which]))
             which++;
-        if (which == N_TENSOR_FIELDS)
+        if (which == N_TENSOR_KEYS)
             return dskv_place_refuse(&reader->place, DSKV_UNKNOWN_FIELD,
                                      "is a tensor, which has only dtype, shape and frame");
         if (found[which])
-            return dskv_place_refuse(&reader->place, DSKV_BAD_MESSAGE, "has its %s twice", tensor_fields[which].name);
+            return dskv_place_refuse(&reader->place, DSKV_BAD_MESSAGE, "has its %s twice", tensor_keys[which]);
         found[which] = &kv->val;
     }
     int frameless = (field->flags & DSKV_FIELD_FRAMELESS) && !found[TENSOR_FRAME];
-    for (int which = 0; which < N_TENSOR_FIELDS; which++)
+    for (int which = 0; which < N_TENSOR_KEYS; which++)
         if (!found[which] && !(which == TENSOR_FRAME && frameless))
             return dskv_place_refuse(&reader->place, DSKV_BAD_VALUE, "is a tensor whose %s is missing",
-                                     tensor_fields[which].name);
+                                     tensor_keys[which]);
     enum dskv_code code = read_tensor_dtype(reader, field, found[TENSOR_DTYPE], tensor);
     if (!code)
         code = read_tensor_shape(reader, field, found[TENSOR_SHAPE], tensor);

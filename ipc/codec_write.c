@@ -10,12 +10,26 @@
 #include <string.h>
 
 struct writer {
-    msgpack_sbuffer header;
-    msgpack_packer packer;
+    msgpack_packer packer; /* appends to the header */
+    char *header;
+    size_t header_bytes, header_capacity;
     struct dskv_frames *frames;
     int32_t capacity;
     struct dskv_place place; /* what is being written */
 };
+
+/* msgpack-c's own buffer can fail, and a header must not miss a piece. */
+static int append_header(void *data, const char *bytes, size_t n)
+{
+    struct writer *writer = data;
+    if (writer->header_bytes + n > writer->header_capacity) {
+        writer->header_capacity = 2 * (writer->header_bytes + n) + 256;
+        writer->header = dskv_realloc(writer->header, writer->header_capacity, 1);
+    }
+    memcpy(writer->header + writer->header_bytes, bytes, n);
+    writer->header_bytes += n;
+    return 0;
+}
 
 static enum dskv_code write_map(struct writer *writer, const struct dskv_table *const *tables, int n_tables,
                                 const void *base);
@@ -152,7 +166,7 @@ static void add_frame(struct writer *writer, const void *data, size_t bytes)
     }
     struct dskv_frame *frame = &frames->frames[frames->n++];
     frame->bytes = bytes;
-    frame->data = dskv_calloc(bytes, 1);
+    frame->data = dskv_realloc(NULL, bytes ? bytes : 1, 1);
     if (bytes)
         memcpy(frame->data, data, bytes);
 }
@@ -285,17 +299,15 @@ enum dskv_code dskv_write(const struct dskv_table *const *tables, int n_tables, 
 {
     struct writer writer = {.frames = frames, .place = {.index = -1, .error = error}};
     memset(frames, 0, sizeof *frames);
-    msgpack_sbuffer_init(&writer.header);
-    msgpack_packer_init(&writer.packer, &writer.header, msgpack_sbuffer_write);
+    msgpack_packer_init(&writer.packer, &writer, append_header);
     add_frame(&writer, NULL, 0); /* the header's place */
     enum dskv_code code = write_map(&writer, tables, n_tables, base);
     if (code) {
-        msgpack_sbuffer_destroy(&writer.header);
+        free(writer.header);
         dskv_frames_clear(frames);
         return code;
     }
     free(frames->frames[0].data);
-    frames->frames[0].bytes = writer.header.size;
-    frames->frames[0].data = msgpack_sbuffer_release(&writer.header);
+    frames->frames[0] = (struct dskv_frame){writer.header, writer.header_bytes};
     return DSKV_OK;
 }

@@ -68,12 +68,14 @@ static enum dskv_code open_sockets(struct dskv_link *link, struct dskv_error *er
     /* RCVHWM 0: the client holds what it asked for.  With a limit, a program that is slow to read would leave
      * heartbeats unread too, and be taken for frozen. Not ZMQ_IMMEDIATE: with it, what was received and not yet taken
      * is lost with the connection. */
+    int64_t max_frame = DSKV_MAX_FRAME_BYTES;
     int rc = set_int(link->socket, ZMQ_RCVHWM, 0) | set_int(link->socket, ZMQ_IPV6, 1) |
              set_int(link->socket, ZMQ_LINGER, 0) | set_int(link->socket, ZMQ_RECONNECT_IVL, RECONNECT_MS) |
              set_int(link->socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS) |
              set_int(link->socket, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) |
              set_int(link->socket, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS) |
              set_int(link->socket, ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS);
+    rc |= zmq_setsockopt(link->socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof max_frame);
     rc |= zmq_socket_monitor(link->socket, monitor_address, ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
     rc |= set_int(link->monitor, ZMQ_RCVHWM, 0) | set_int(link->monitor, ZMQ_LINGER, 0) |
           zmq_connect(link->monitor, monitor_address);
@@ -165,7 +167,10 @@ static void send_frames(struct dskv_link *link, struct dskv_frames *frames)
         int rc = zmq_msg_init_data(&message, frame->data, frame->bytes, free_data, NULL);
         DSKV_ASSERT(rc == 0, "%s", zmq_strerror(errno));
         frame->data = NULL;
-        if (zmq_msg_send(&message, link->socket, ZMQ_DONTWAIT | (i + 1 < frames->n ? ZMQ_SNDMORE : 0)) < 0)
+        do
+            rc = zmq_msg_send(&message, link->socket, ZMQ_DONTWAIT | (i + 1 < frames->n ? ZMQ_SNDMORE : 0));
+        while (rc < 0 && errno == EINTR);
+        if (rc < 0)
             zmq_msg_close(&message); /* the connection broke off: the next receive reports it */
     }
 }
@@ -200,8 +205,12 @@ static int take_message(struct dskv_link *link, struct dskv_frames *frames)
     int32_t capacity = 0;
     for (int more = 1; more;) {
         zmq_msg_t message;
+        int rc;
         zmq_msg_init(&message);
-        if (zmq_msg_recv(&message, link->socket, ZMQ_DONTWAIT) < 0) {
+        do
+            rc = zmq_msg_recv(&message, link->socket, ZMQ_DONTWAIT);
+        while (rc < 0 && errno == EINTR);
+        if (rc < 0) {
             zmq_msg_close(&message);
             return 0; /* only before the first frame: a message is there as a whole */
         }

@@ -1,7 +1,8 @@
-/* The server's transport: a ROUTER socket, the clients heard of, and the replies that wait for them. */
+/* The server's transport: a ROUTER socket and its monitor.  What waits for whom is ipc/clients.c's. */
 #include "ipc/transport.h"
 
 #include "base/memory.h"
+#include "clients.h"
 #include "endpoint.h"
 
 #include <errno.h>
@@ -21,108 +22,38 @@
 #define HANDSHAKE_MS 5000
 /* While replies wait, sending is tried again at least this often. */
 #define RETRY_MS 20
-/* What a waiting frame costs beside its bytes. */
-#define FRAME_OVERHEAD 64
-#define N_BUCKETS 256
-
-struct waiting {
-    struct waiting *next;
-    struct dskv_frames frames;
-    size_t bytes;
-};
-
-/* A client that was heard of and is not known to be gone. */
-struct client {
-    struct client *next; /* in its bucket */
-    struct dskv_route route;
-    int fd; /* of its connection, as ZeroMQ's monitor will name it */
-    struct waiting *first, *last;
-    size_t bytes;
-};
-
-struct lost {
-    struct lost *next;
-    struct dskv_route route;
-};
 
 struct dskv_transport {
     void *context, *socket, *monitor;
     int n_endpoints;
     struct dskv_endpoint *endpoints;
     char (*bound)[256]; /* [n_endpoints]: as ZeroMQ says them */
-    struct client *buckets[N_BUCKETS];
-    size_t bytes; /* that wait for all clients */
-    struct lost *lost_first, *lost_last;
+    struct dskv_clients *clients;
+    uint8_t *is_open; /* [n_open]: by descriptor, whether a connection has it */
+    size_t n_open;
 };
 
-/* ---- clients ---------------------------------------------------------------------------------------------------- */
+/* ---- connections ------------------------------------------------------------------------------------------------ */
 
-static struct client **find_client(struct client **buckets, const struct dskv_route *route)
+static void note_connection(struct dskv_transport *transport, size_t fd, int is_open)
 {
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (int i = 0; i < route->n; i++)
-        hash = (hash ^ route->bytes[i]) * 16777619u;
-    struct client **at = &buckets[hash % N_BUCKETS];
-    while (*at && ((*at)->route.n != route->n || memcmp((*at)->route.bytes, route->bytes, route->n) != 0))
-        at = &(*at)->next;
-    return at;
-}
-
-static void hear_client(struct dskv_transport *transport, const struct dskv_route *route, int fd)
-{
-    struct client **at = find_client(transport->buckets, route);
-    if (!*at) {
-        *at = dskv_calloc(1, sizeof **at);
-        (*at)->route = *route;
+    if (fd >= transport->n_open) {
+        size_t n = 2 * fd + 64;
+        transport->is_open = dskv_realloc(transport->is_open, n, 1);
+        memset(transport->is_open + transport->n_open, 0, n - transport->n_open);
+        transport->n_open = n;
     }
-    (*at)->fd = fd;
+    transport->is_open[fd] = (uint8_t)is_open;
 }
 
-static void drop_first_waiting(struct dskv_transport *transport, struct client *client)
-{
-    struct waiting *waiting = client->first;
-    client->first = waiting->next;
-    client->bytes -= waiting->bytes;
-    transport->bytes -= waiting->bytes;
-    dskv_frames_clear(&waiting->frames);
-    free(waiting);
-}
-
-/* Forgets the client at *at and reports its route as lost. */
-static void lose_client(struct dskv_transport *transport, struct client **at)
-{
-    struct client *client = *at;
-    struct lost *lost = dskv_calloc(1, sizeof *lost);
-    while (client->first)
-        drop_first_waiting(transport, client);
-    lost->route = client->route;
-    if (transport->lost_first)
-        transport->lost_last->next = lost;
-    else
-        transport->lost_first = lost;
-    transport->lost_last = lost;
-    *at = client->next;
-    free(client);
-}
-
-static void lose_connection(struct dskv_transport *transport, int fd)
-{
-    for (int bucket = 0; bucket < N_BUCKETS; bucket++)
-        for (struct client **at = &transport->buckets[bucket]; *at;) {
-            if ((*at)->fd == fd)
-                lose_client(transport, at);
-            else
-                at = &(*at)->next;
-        }
-}
-
-/* ZeroMQ tells of lost connections by their descriptor.  It does so before it closes it, so all that is read here is
- * older than any message of a new connection that got the same one. */
+/* ZeroMQ tells of connections by their descriptors: of a new one before its first message, of a lost one before it
+ * closes the descriptor.  So when this was read after a message came, the descriptor that the message names is open, or
+ * its connection is gone. */
 static void read_monitor(struct dskv_transport *transport)
 {
     struct {
         uint16_t event;
-        uint32_t value;
+        uint32_t fd;
     } __attribute__((packed)) change;
     int is_first = 1, more = 0;
     size_t more_bytes = sizeof more;
@@ -132,8 +63,9 @@ static void read_monitor(struct dskv_transport *transport)
         if (!is_first || (size_t)n != sizeof change)
             continue;
         memcpy(&change, buffer, sizeof change);
+        note_connection(transport, change.fd, change.event == ZMQ_EVENT_ACCEPTED);
         if (change.event == ZMQ_EVENT_DISCONNECTED)
-            lose_connection(transport, (int)change.value);
+            dskv_clients_lose_connection(transport->clients, (int)change.fd);
     }
 }
 
@@ -157,87 +89,56 @@ static int try_send(struct dskv_transport *transport, const struct dskv_route *r
         DSKV_ASSERT(rc == 0, "%s", zmq_strerror(errno));
         frame->data = NULL;
         /* The pipe takes a message whole once it took its route; if it is gone by now, the rest falls into nothing. */
-        rc = zmq_msg_send(&message, transport->socket, ZMQ_DONTWAIT | (i + 1 < frames->n ? ZMQ_SNDMORE : 0));
+        do
+            rc = zmq_msg_send(&message, transport->socket, ZMQ_DONTWAIT | (i + 1 < frames->n ? ZMQ_SNDMORE : 0));
+        while (rc < 0 && errno == EINTR);
         DSKV_ASSERT(rc >= 0, "frame %d of %d: %s", i, frames->n, zmq_strerror(errno));
     }
     dskv_frames_clear(frames);
     return 0;
 }
 
-/* Sends what waits for a client, as much as goes. */
-static void flush_client(struct dskv_transport *transport, struct client **at)
+/* Sends what waits for a client, as much as goes; it may be lost then. */
+static void flush_peer(struct dskv_transport *transport, struct dskv_peer *peer)
 {
-    while ((*at)->first) {
-        int reason = try_send(transport, &(*at)->route, &(*at)->first->frames);
+    while (peer->first) {
+        int reason = try_send(transport, &peer->route, &peer->first->frames);
         if (reason == EAGAIN || reason == EINTR)
             return;
         if (reason) {
-            lose_client(transport, at);
+            dskv_clients_lose(transport->clients, peer);
             return;
         }
-        drop_first_waiting(transport, *at);
+        dskv_clients_drop_first(transport->clients, peer);
     }
 }
 
 static void flush_all(struct dskv_transport *transport)
 {
-    for (int bucket = 0; bucket < N_BUCKETS && transport->bytes; bucket++)
-        for (struct client **at = &transport->buckets[bucket]; *at;) {
-            struct client *client = *at;
-            flush_client(transport, at);
-            if (*at == client)
-                at = &client->next;
-        }
-}
-
-static struct client **largest_client(struct dskv_transport *transport)
-{
-    struct client **largest = NULL;
-    for (int bucket = 0; bucket < N_BUCKETS; bucket++)
-        for (struct client **at = &transport->buckets[bucket]; *at; at = &(*at)->next)
-            if (!largest || (*at)->bytes > (*largest)->bytes)
-                largest = at;
-    return largest;
-}
-
-static enum dskv_code queue_frames(struct dskv_transport *transport, const struct dskv_route *route,
-                                   struct dskv_frames *frames)
-{
-    struct client **at = find_client(transport->buckets, route);
-    struct waiting *waiting = dskv_calloc(1, sizeof *waiting);
-    waiting->frames = *frames;
-    memset(frames, 0, sizeof *frames);
-    for (int32_t i = 0; i < waiting->frames.n; i++)
-        waiting->bytes += waiting->frames.frames[i].bytes + FRAME_OVERHEAD;
-    if ((*at)->first)
-        (*at)->last->next = waiting;
-    else
-        (*at)->first = waiting;
-    (*at)->last = waiting;
-    (*at)->bytes += waiting->bytes;
-    transport->bytes += waiting->bytes;
-    if ((*at)->bytes > DSKV_MAX_CLIENT_BACKLOG_BYTES)
-        lose_client(transport, at);
-    while (transport->bytes > DSKV_MAX_BACKLOG_BYTES)
-        lose_client(transport, largest_client(transport));
-    return *find_client(transport->buckets, route) ? DSKV_OK : DSKV_UNREACHABLE;
+    if (!dskv_clients_bytes(transport->clients))
+        return;
+    for (struct dskv_peer *next, *peer = dskv_clients_first(transport->clients); peer; peer = next) {
+        next = dskv_clients_next(transport->clients, peer);
+        flush_peer(transport, peer);
+    }
 }
 
 enum dskv_code dskv_transport_send(struct dskv_transport *transport, const struct dskv_route *route,
                                    struct dskv_frames *frames)
 {
     DSKV_ASSERT(frames->n > 0, "%d frames", frames->n);
-    struct client **at = find_client(transport->buckets, route);
-    if (*at) {
-        int reason = (*at)->first ? EAGAIN : try_send(transport, route, frames); /* in order */
-        if (reason == EAGAIN || reason == EINTR)
-            return queue_frames(transport, route, frames);
+    struct dskv_peer *peer = dskv_clients_find(transport->clients, route);
+    if (peer) {
+        int reason = peer->first ? EAGAIN : try_send(transport, route, frames); /* in order */
         if (reason == 0)
             return DSKV_OK;
-        lose_client(transport, at);
+        if (reason == EAGAIN || reason == EINTR)
+            dskv_clients_queue(transport->clients, peer, frames);
+        else
+            dskv_clients_lose(transport->clients, peer);
     }
     dskv_frames_clear(frames);
-    return DSKV_UNREACHABLE;
+    return dskv_clients_find(transport->clients, route) ? DSKV_OK : DSKV_UNREACHABLE;
 }
 
 /* ---- receiving -------------------------------------------------------------------------------------------------- */
@@ -276,8 +177,12 @@ static void take_frame(struct intake *intake, zmq_msg_t *message)
 /* The next frame: 1, or 0 when there is none; *more says whether another one of the same message follows. */
 static int receive_frame(struct dskv_transport *transport, zmq_msg_t *message, int *more)
 {
+    int rc;
     zmq_msg_init(message);
-    if (zmq_msg_recv(message, transport->socket, ZMQ_DONTWAIT) < 0) {
+    do
+        rc = zmq_msg_recv(message, transport->socket, ZMQ_DONTWAIT);
+    while (rc < 0 && errno == EINTR);
+    if (rc < 0) {
         zmq_msg_close(message);
         return 0;
     }
@@ -314,8 +219,10 @@ int dskv_transport_receive(struct dskv_transport *transport, struct dskv_route *
         fd = zmq_msg_get(&message, ZMQ_SRCFD);
         zmq_msg_close(&message);
     }
-    read_monitor(transport); /* before the descriptor is believed to be this client's */
-    hear_client(transport, route, fd);
+    read_monitor(transport);
+    struct dskv_peer *peer = dskv_clients_hear(transport->clients, route, fd);
+    if (fd >= 0 && !((size_t)fd < transport->n_open && transport->is_open[fd]))
+        dskv_clients_lose(transport->clients, peer); /* gone while its message waited */
     if (intake.is_over)
         report_over(&intake, error);
     else if (intake.n_frames == 0)
@@ -347,9 +254,9 @@ void dskv_transport_wait(struct dskv_transport *transport, int wake_fd, int time
     can_receive(transport);
     flush_all(transport);
     read_monitor(transport);
-    if (can_receive(transport) || transport->lost_first)
+    if (can_receive(transport) || dskv_clients_has_lost(transport->clients))
         return;
-    if (transport->bytes && (timeout_ms < 0 || timeout_ms > RETRY_MS))
+    if (dskv_clients_bytes(transport->clients) && (timeout_ms < 0 || timeout_ms > RETRY_MS))
         timeout_ms = RETRY_MS;
     struct pollfd fds[] = {
         {.fd = descriptor_of(transport->socket), .events = POLLIN},
@@ -365,24 +272,18 @@ void dskv_transport_wait(struct dskv_transport *transport, int wake_fd, int time
 int dskv_transport_lost(struct dskv_transport *transport, struct dskv_route *route)
 {
     read_monitor(transport);
-    struct lost *lost = transport->lost_first;
-    if (!lost)
-        return 0;
-    *route = lost->route;
-    transport->lost_first = lost->next;
-    free(lost);
-    return 1;
+    return dskv_clients_next_lost(transport->clients, route);
 }
 
 size_t dskv_transport_backlog(const struct dskv_transport *transport, const struct dskv_route *route)
 {
-    struct client **at = find_client((struct client **)transport->buckets, route);
-    return *at ? (*at)->bytes : 0;
+    const struct dskv_peer *peer = dskv_clients_find(transport->clients, route);
+    return peer ? peer->bytes : 0;
 }
 
 size_t dskv_transport_backlog_all(const struct dskv_transport *transport)
 {
-    return transport->bytes;
+    return dskv_clients_bytes(transport->clients);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------------------------- */
@@ -408,7 +309,7 @@ static enum dskv_exit open_sockets(struct dskv_transport *transport, struct dskv
           set_int(socket, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS) |
           set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS) |
           set_int(socket, ZMQ_HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS) | set_int(socket, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
-    rc |= zmq_socket_monitor(socket, monitor_address, ZMQ_EVENT_DISCONNECTED);
+    rc |= zmq_socket_monitor(socket, monitor_address, ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED);
     /* Without a limit: ZeroMQ's thread must never wait for this one to read. */
     rc |= set_int(transport->monitor, ZMQ_RCVHWM, 0) | set_int(transport->monitor, ZMQ_LINGER, 0) |
           zmq_connect(transport->monitor, monitor_address);
@@ -438,6 +339,7 @@ enum dskv_exit dskv_transport_open(const char *const *endpoints, int n, int inse
                                    struct dskv_error *error)
 {
     struct dskv_transport *t = dskv_calloc(1, sizeof *t);
+    t->clients = dskv_clients_open();
     t->endpoints = dskv_calloc((size_t)n, sizeof *t->endpoints);
     t->bound = dskv_calloc((size_t)n, sizeof *t->bound);
     t->n_endpoints = n;
@@ -468,31 +370,19 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-static void forget_all(struct dskv_transport *transport)
-{
-    struct dskv_route route;
-    for (int bucket = 0; bucket < N_BUCKETS; bucket++)
-        while (transport->buckets[bucket])
-            lose_client(transport, &transport->buckets[bucket]);
-    while (dskv_transport_lost(transport, &route))
-        continue;
-}
-
 void dskv_transport_close(struct dskv_transport **transport, int linger_ms)
 {
     struct dskv_transport *t = *transport;
     if (!t)
         return;
     int64_t end = now_ms() + linger_ms, left = linger_ms;
-    while (t->bytes && left > 0) {
+    while (dskv_clients_bytes(t->clients) && left > 0) {
         struct pollfd fd = {.fd = descriptor_of(t->socket), .events = POLLIN};
         poll(&fd, 1, left < RETRY_MS ? (int)left : RETRY_MS);
         can_receive(t);
         flush_all(t);
         left = end - now_ms();
     }
-    if (t->monitor)
-        forget_all(t);
     if (t->socket) {
         set_int(t->socket, ZMQ_LINGER, left > 0 ? (int)left : 0);
         zmq_socket_monitor(t->socket, NULL, 0);
@@ -504,8 +394,10 @@ void dskv_transport_close(struct dskv_transport **transport, int linger_ms)
         zmq_ctx_term(t->context);
     for (int i = 0; i < t->n_endpoints; i++)
         dskv_endpoint_close(&t->endpoints[i]);
+    dskv_clients_close(&t->clients);
     free(t->endpoints);
     free(t->bound);
+    free(t->is_open);
     free(t);
     *transport = NULL;
 }

@@ -77,6 +77,11 @@ enum dskv_code dskv_device_sync(struct dskv_device *device, struct dskv_error *e
     return device->table->sync(device, error);
 }
 
+int64_t dskv_device_available(struct dskv_device *device)
+{
+    return device->table->available(device);
+}
+
 void *dskv_device_alloc(struct dskv_device *device, size_t bytes)
 {
     return device->table->alloc(device, bytes);
@@ -111,7 +116,7 @@ struct dskv_weight *dskv_weight_open(struct dskv_device *device, int64_t n, int6
                 (int)dtype);
     struct dskv_weight *weight = dskv_calloc(1, sizeof *weight);
     *weight = (struct dskv_weight){.n = n, .k = k, .dtype = dtype, .bytes = device->table->weight_bytes(n, k, dtype)};
-    weight->data = dskv_device_alloc(device, weight->bytes);
+    weight->data = device->table->weight_alloc(device, weight->bytes);
     if (!weight->data) {
         free(weight);
         return NULL;

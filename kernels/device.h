@@ -34,11 +34,13 @@ struct dskv_device_table {
     enum dskv_dtype (*activation_dtype)(enum dskv_dtype weights);
     void (*close)(struct dskv_device *device);
     enum dskv_code (*sync)(struct dskv_device *device, struct dskv_error *error);
+    int64_t (*available)(struct dskv_device *device);
     void *(*alloc)(struct dskv_device *device, size_t bytes);
     void (*free)(struct dskv_device *device, void *memory, size_t bytes);
     void (*upload)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
     void (*download)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
     size_t (*weight_bytes)(int64_t n, int64_t k, enum dskv_dtype dtype);
+    void *(*weight_alloc)(struct dskv_device *device, size_t bytes); /* as alloc; freed with free */
     void (*weight_fill)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                         const void *rows, enum dskv_dtype dtype);
 };

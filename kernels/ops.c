@@ -45,12 +45,6 @@ static void check_kv(const char *operation, const struct dskv_kv *kv, int32_t la
     DSKV_ASSERT(kv->data || kv->n_blocks == 0, "%s: no pool", operation);
 }
 
-static void trace_kv(struct dskv_device *device, const char *operation, const struct dskv_kv *kv)
-{
-    if (device->trace)
-        dskv_trace_bytes(device, operation, kv->data, (size_t)kv->n_blocks * kv->block_bytes);
-}
-
 static void trace(struct dskv_device *device, const char *operation, const struct dskv_tensor *t)
 {
     if (device->trace)
@@ -129,7 +123,8 @@ void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
     if (p->k.rows == 0)
         return;
     device->ops->kv_write(device, p);
-    trace_kv(device, "kv_write", &p->kv);
+    trace(device, "kv_write k", &p->k); /* what went in: the pool is too large, and its layout the device's own */
+    trace(device, "kv_write v", &p->v);
 }
 
 void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *p)
@@ -233,7 +228,8 @@ void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p)
     if (p->n == 0)
         return;
     device->ops->kv_copy(device, p);
-    trace_kv(device, "kv_copy", &p->kv);
+    if (device->trace)
+        dskv_trace_bytes(device, "kv_copy", p->copies, (size_t)p->n * sizeof *p->copies);
 }
 
 static void check_dense(const char *operation, const struct dskv_kv_dense *p)
@@ -244,16 +240,20 @@ static void check_dense(const char *operation, const struct dskv_kv_dense *p)
     DSKV_ASSERT(p->start >= 0 && p->stop >= p->start, "%s: tokens [%d, %d)", operation, p->start, p->stop);
 }
 
+static void trace_dense(struct dskv_device *device, const char *operation, const struct dskv_kv_dense *p)
+{
+    size_t n = (size_t)p->n_heads * (size_t)(p->stop - p->start) * (size_t)p->kv.head_dim;
+    if (device->trace)
+        dskv_trace_bytes(device, operation, p->dense, n * dskv_dtype_bytes(p->kv.dtype));
+}
+
 void dskv_op_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p)
 {
     check_dense("kv_gather", p);
     if (p->n_heads == 0 || p->stop == p->start)
         return;
     device->ops->kv_gather(device, p);
-    if (device->trace)
-        dskv_trace_bytes(device, "kv_gather", p->dense,
-                         (size_t)p->n_heads * (size_t)(p->stop - p->start) * (size_t)p->kv.head_dim *
-                             dskv_dtype_bytes(p->kv.dtype));
+    trace_dense(device, "kv_gather", p);
 }
 
 void dskv_op_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p)
@@ -262,5 +262,5 @@ void dskv_op_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *
     if (p->n_heads == 0 || p->stop == p->start)
         return;
     device->ops->kv_scatter(device, p);
-    trace_kv(device, "kv_scatter", &p->kv);
+    trace_dense(device, "kv_scatter", p);
 }

@@ -22,7 +22,8 @@ struct source {
     double weight_bytes; /* about: to stream as many */
 };
 
-static enum dskv_exit open_source(const struct bench_options *options, struct source *source, struct dskv_error *error)
+static enum dskv_exit open_source(const struct dskv_bench_options *options, struct source *source,
+                                  struct dskv_error *error)
 {
     struct dskv_model model = {.stored_dtype = DSKV_F16, .gated = 1};
     enum dskv_exit code;
@@ -30,7 +31,7 @@ static enum dskv_exit open_source(const struct bench_options *options, struct so
         source->directory = options->model;
         code = dskv_model_check(options->model, &model, error);
     } else {
-        const struct bench_shape *shape = bench_shape_find(options->shape, NULL);
+        const struct dskv_bench_shape *shape = dskv_bench_shape_find(options->shape, NULL);
         model.n_layers = shape->n_layers;
         model.width = shape->width;
         model.n_heads = shape->n_heads;
@@ -39,7 +40,7 @@ static enum dskv_exit open_source(const struct bench_options *options, struct so
         model.mlp = shape->mlp;
         model.vocab = shape->vocab;
         source->directory = source->made;
-        code = bench_shape_write(shape, source->made, error);
+        code = dskv_bench_shape_write(shape, source->made, error);
     }
     double attention = (double)model.width * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads);
     double mlp = (double)model.width * model.mlp * (model.gated ? 3 : 2);
@@ -50,17 +51,17 @@ static enum dskv_exit open_source(const struct bench_options *options, struct so
 }
 
 /* On all ranks: rank 0 measures, the others work for it. */
-static enum dskv_exit run_engine(const struct source *source, int rank, struct bench_report *report,
+static enum dskv_exit run_engine(const struct source *source, int rank, struct dskv_bench_report *report,
                                  struct dskv_error *error)
 {
-    const struct bench_options *options = report->options;
+    const struct dskv_bench_options *options = report->options;
     struct dskv_engine_options engine_options = {
         .model_dir = source->directory,
         .device = "cpu",
         .dtype = options->dtype,
         .kv_dtype = options->kv_dtype,
         .kv_cache_bytes = (int64_t)1 << 29,
-        .max_batch_tokens = options->prefill,
+        .max_batch_tokens = options->prefill > 64 ? options->prefill : 64, /* other steps have a few */
         .max_sequences = 8,
         .block_tokens = 64,
         .n_threads = options->threads,
@@ -72,11 +73,11 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct b
         return code;
     if (rank == 0) {
         report->info = dskv_engine_info(engine);
-        code = bench_steps_run(engine, report, error);
+        code = dskv_bench_steps_run(engine, report, error);
         if (!code)
-            bench_report_print(report);
+            dskv_bench_report_print(report);
         if (!code && options->json)
-            code = bench_report_write(report, options->json, error);
+            code = dskv_bench_report_write(report, options->json, error);
     } else {
         code = dskv_engine_work(engine);
     }
@@ -84,7 +85,7 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct b
     return code;
 }
 
-static enum dskv_exit bench(struct bench_options *options, struct dskv_error *error)
+static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_error *error)
 {
     int rank = 0, n_ranks = 1;
     enum dskv_exit code = dskv_parallel_start(&rank, &n_ranks, error);
@@ -96,14 +97,14 @@ static enum dskv_exit bench(struct bench_options *options, struct dskv_error *er
         options->threads = cores > n_ranks ? cores / n_ranks : 1;
     }
     struct source source = {0};
-    struct bench_report report = {.options = options};
+    struct dskv_bench_report report = {.options = options};
     code = dskv_parallel_agree(open_source(options, &source, error), error);
     if (!code)
-        code = bench_machine_measure(n_ranks, options->threads, source.weight_bytes, &report.machine, error);
+        code = dskv_bench_machine_measure(n_ranks, options->threads, source.weight_bytes, &report.machine, error);
     code = dskv_parallel_agree(code, error);
     if (!code)
         code = run_engine(&source, rank, &report, error);
-    bench_shape_remove(source.made);
+    dskv_bench_shape_remove(source.made);
     if (code && rank == 0)
         fprintf(stderr, "dskv-bench: %s\n", error->message);
     dskv_parallel_stop();
@@ -119,10 +120,10 @@ static int speaks(void)
 
 int main(int argc, char **argv)
 {
-    struct bench_options options;
+    struct dskv_bench_options options;
     struct dskv_error error;
     int help = 0;
-    enum dskv_exit code = bench_options_parse(argc, argv, &options, &help, &error);
+    enum dskv_exit code = dskv_bench_options_parse(argc, argv, &options, &help, &error);
     if (code) {
         if (speaks())
             fprintf(stderr, "dskv-bench: %s\n", error.message);
@@ -130,7 +131,7 @@ int main(int argc, char **argv)
     }
     if (help) {
         if (speaks())
-            bench_options_help();
+            dskv_bench_options_help();
         return DSKV_EXIT_OK;
     }
     return bench(&options, &error);

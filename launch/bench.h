@@ -4,7 +4,7 @@
 
 #include "parallel/engine.h"
 
-struct bench_options {
+struct dskv_bench_options {
     const char *model; /* directory, or null: random weights of `shape` */
     const char *shape;
     const char *dtype, *kv_dtype;
@@ -16,7 +16,7 @@ struct bench_options {
 };
 
 /* Ceilings of this machine, all ranks and threads at work. */
-struct bench_machine {
+struct dskv_bench_machine {
     double read_bytes_s;   /* streaming reads of more than any cache holds */
     double reread_bytes_s; /* the same over as many bytes as the weights take: caches help where they can */
     double fma_flops_s;    /* fused multiply-adds on registers alone */
@@ -24,7 +24,7 @@ struct bench_machine {
 };
 
 /* One kind of step. */
-struct bench_step {
+struct dskv_bench_step {
     char name[64];
     int32_t n_tokens;
     int32_t n_iterations;
@@ -34,44 +34,47 @@ struct bench_step {
     double floor_s; /* the larger of both at this machine's rates */
 };
 
-enum { BENCH_N_STEPS = 4 };
-struct bench_report {
-    const struct bench_options *options;
+enum { DSKV_BENCH_N_STEPS = 4 };
+struct dskv_bench_report {
+    const struct dskv_bench_options *options;
     const struct dskv_engine_info *info;
-    struct bench_machine machine;
+    struct dskv_bench_machine machine;
     double weight_bytes;      /* read by every step, all ranks */
     int32_t context, prefill; /* as run: at most what the model allows */
-    struct bench_step steps[BENCH_N_STEPS];
+    struct dskv_bench_step steps[DSKV_BENCH_N_STEPS];
     int n_steps;
 };
 
 /* DSKV_EXIT_USAGE with a sentence; *help is set when only the text of --help is wanted. */
-enum dskv_exit bench_options_parse(int argc, char **argv, struct bench_options *options, int *help,
-                                   struct dskv_error *error);
-void bench_options_help(void);
+enum dskv_exit dskv_bench_options_parse(int argc, char **argv, struct dskv_bench_options *options, int *help,
+                                        struct dskv_error *error);
+void dskv_bench_options_help(void);
 
 /* Shapes of models that need no files: random weights of this shape. */
-struct bench_shape {
+struct dskv_bench_shape {
     const char *name;
     int32_t n_layers, width, n_heads, n_kv_heads, head_dim, mlp, vocab, max_context;
     int tied;
 };
 /* Null when there is none of this name; *names (may be null) gets all names. */
-const struct bench_shape *bench_shape_find(const char *name, const char **names);
+const struct dskv_bench_shape *dskv_bench_shape_find(const char *name, const char **names);
 /* A directory with nothing but the shape's config.json; DSKV_EXIT_MODEL when it cannot be written. */
-enum dskv_exit bench_shape_write(const struct bench_shape *shape, char directory[64], struct dskv_error *error);
+enum dskv_exit dskv_bench_shape_write(const struct dskv_bench_shape *shape, char directory[64],
+                                      struct dskv_error *error);
 /* Removes it; an empty name is none. */
-void bench_shape_remove(const char *directory);
+void dskv_bench_shape_remove(const char *directory);
 
 /* Collective: every rank calls it at the same time and gets what all n_ranks of them together do, if they are alike. */
-enum dskv_exit bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes, struct bench_machine *machine,
-                                     struct dskv_error *error);
+enum dskv_exit dskv_bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes,
+                                          struct dskv_bench_machine *machine, struct dskv_error *error);
 
 /* Rank 0: the steps, on an engine of its own. */
-enum dskv_exit bench_steps_run(struct dskv_engine *engine, struct bench_report *report, struct dskv_error *error);
+enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_bench_report *report,
+                                    struct dskv_error *error);
 
 /* A table for people, and a file for programs (DSKV_EXIT_USAGE when it cannot be written). */
-void bench_report_print(const struct bench_report *report);
-enum dskv_exit bench_report_write(const struct bench_report *report, const char *path, struct dskv_error *error);
+void dskv_bench_report_print(const struct dskv_bench_report *report);
+enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, const char *path,
+                                       struct dskv_error *error);
 
 #endif

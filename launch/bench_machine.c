@@ -44,6 +44,7 @@ struct job {
     size_t n_words; /* streaming: of this thread's own buffer; 0: multiply on registers */
     size_t n_fma_loops;
     double begin_s[N_PASSES], end_s[N_PASSES];
+    int failed;    /* no memory */
     uint64_t sink; /* so that nothing is optimised away */
 };
 
@@ -85,6 +86,7 @@ static void *work(void *argument)
         data = aligned_alloc(64, job->n_words * sizeof *data);
         if (data)
             memset(data, 1, job->n_words * sizeof *data); /* the pages are this thread's own */
+        job->failed = !data;
     }
     for (int pass = 0; pass < N_PASSES; pass++) {
         pthread_barrier_wait(job->barrier);
@@ -95,8 +97,6 @@ static void *work(void *argument)
             job->sink += (uint64_t)multiply(job->n_fma_loops);
         job->end_s[pass] = seconds();
     }
-    if (job->n_words && !data)
-        job->sink = UINT64_MAX;
     free(data);
     return NULL;
 }
@@ -117,7 +117,7 @@ static double run(int32_t n_threads, size_t n_words, size_t n_fma_loops)
     int failed = 0;
     for (int32_t i = 0; i < n_threads; i++) {
         pthread_join(threads[i], NULL);
-        failed |= jobs[i].sink == UINT64_MAX;
+        failed |= jobs[i].failed;
     }
     for (int pass = 1; pass < N_PASSES && !failed; pass++) { /* the first one warms up */
         double begin = jobs[0].begin_s[pass], end = jobs[0].end_s[pass];
@@ -180,8 +180,8 @@ static enum dskv_exit measure_matmul(int32_t n_threads, double *flops_s, struct 
     return code;
 }
 
-enum dskv_exit bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes, struct bench_machine *machine,
-                                     struct dskv_error *error)
+enum dskv_exit dskv_bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes,
+                                          struct dskv_bench_machine *machine, struct dskv_error *error)
 {
     double all = (double)n_ranks * n_threads;
     size_t big = STREAM_BYTES / 64 / (size_t)(n_ranks * n_threads) / 8 * 8;

@@ -18,22 +18,23 @@ struct option {
 };
 
 static const struct option table[] = {
-    {"--model", TEXT, offsetof(struct bench_options, model), 0, 0,
+    {"--model", TEXT, offsetof(struct dskv_bench_options, model), 0, 0,
      "a model's directory; else random weights of --shape"},
-    {"--shape", TEXT, offsetof(struct bench_options, shape), 0, 0, "llama-135m (default), llama-1b"},
-    {"--dtype", TEXT, offsetof(struct bench_options, dtype), 0, 0,
+    {"--shape", TEXT, offsetof(struct dskv_bench_options, shape), 0, 0, "llama-135m (default), llama-1b"},
+    {"--dtype", TEXT, offsetof(struct dskv_bench_options, dtype), 0, 0,
      "weights as held: f16 (default of a shape), bf16, f32, auto"},
-    {"--kv-dtype", TEXT, offsetof(struct bench_options, kv_dtype), 0, 0, "auto (default), f32, f16, bf16"},
-    {"--threads", NUMBER, offsetof(struct bench_options, threads), 0, 1024, "of each rank; 0 (default): cores / ranks"},
-    {"--context", NUMBER, offsetof(struct bench_options, context), 1, 1 << 20,
+    {"--kv-dtype", TEXT, offsetof(struct dskv_bench_options, kv_dtype), 0, 0, "auto (default), f32, f16, bf16"},
+    {"--threads", NUMBER, offsetof(struct dskv_bench_options, threads), 0, 1024,
+     "of each rank; 0 (default): cores / ranks"},
+    {"--context", NUMBER, offsetof(struct dskv_bench_options, context), 1, 1 << 20,
      "tokens in the cache before a step (256)"},
-    {"--prefill", NUMBER, offsetof(struct bench_options, prefill), 1, 1 << 16, "tokens of the prefill (512)"},
-    {"--iterations", NUMBER, offsetof(struct bench_options, iterations), 1, 100000, "of each step (20)"},
-    {"--json", TEXT, offsetof(struct bench_options, json), 0, 0, "also writes the figures to this file"},
+    {"--prefill", NUMBER, offsetof(struct dskv_bench_options, prefill), 1, 1 << 16, "tokens of the prefill (512)"},
+    {"--iterations", NUMBER, offsetof(struct dskv_bench_options, iterations), 1, 100000, "of each step (20)"},
+    {"--json", TEXT, offsetof(struct dskv_bench_options, json), 0, 0, "also writes the figures to this file"},
 };
 enum { N_OPTIONS = sizeof table / sizeof *table };
 
-void bench_options_help(void)
+void dskv_bench_options_help(void)
 {
     puts("usage: dskv-bench [options], or mpirun -np N dskv-bench [options]\n\n"
          "Times a decode step, an 8-token verify, a decode of 8 sequences and a prefill, against what this machine's\n"
@@ -43,7 +44,7 @@ void bench_options_help(void)
     puts("  --help");
 }
 
-static enum dskv_exit set(const struct option *option, const char *value, struct bench_options *options,
+static enum dskv_exit set(const struct option *option, const char *value, struct dskv_bench_options *options,
                           struct dskv_error *error)
 {
     void *field = (char *)options + option->offset;
@@ -61,12 +62,12 @@ static enum dskv_exit set(const struct option *option, const char *value, struct
     return DSKV_EXIT_OK;
 }
 
-static enum dskv_exit check(struct bench_options *options, struct dskv_error *error)
+static enum dskv_exit check(struct dskv_bench_options *options, struct dskv_error *error)
 {
     const char *names;
     if (!options->dtype)
         options->dtype = options->model ? "auto" : "f16";
-    if (!options->model && !bench_shape_find(options->shape, &names))
+    if (!options->model && !dskv_bench_shape_find(options->shape, &names))
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "no shape is called \"%s\"; there are %s", options->shape, names);
     if (strcmp(options->dtype, "auto") != 0 && dskv_dtype_from_name(options->dtype) > DSKV_BF16)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--dtype takes auto, f32, f16 or bf16, not \"%s\"",
@@ -77,10 +78,10 @@ static enum dskv_exit check(struct bench_options *options, struct dskv_error *er
     return DSKV_EXIT_OK;
 }
 
-enum dskv_exit bench_options_parse(int argc, char **argv, struct bench_options *options, int *help,
-                                   struct dskv_error *error)
+enum dskv_exit dskv_bench_options_parse(int argc, char **argv, struct dskv_bench_options *options, int *help,
+                                        struct dskv_error *error)
 {
-    *options = (struct bench_options){
+    *options = (struct dskv_bench_options){
         .shape = "llama-135m", .kv_dtype = "auto", .context = 256, .prefill = 512, .iterations = 20};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {

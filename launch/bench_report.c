@@ -7,20 +7,20 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *model_name(const struct bench_report *report)
+static const char *model_name(const struct dskv_bench_report *report)
 {
     return report->options->model ? report->options->model : report->options->shape;
 }
 
 /* What one decode step of a batch costs over the plain one. */
-static double over_decode(const struct bench_report *report, int step)
+static double over_decode(const struct dskv_bench_report *report, int step)
 {
     return report->steps[step].median_s / report->steps[0].median_s;
 }
 
-void bench_report_print(const struct bench_report *report)
+void dskv_bench_report_print(const struct dskv_bench_report *report)
 {
-    const struct bench_machine *machine = &report->machine;
+    const struct dskv_bench_machine *machine = &report->machine;
     const struct dskv_engine_info *info = report->info;
     printf("%s, weights %s (%.1f MB), KV %s, %d rank%s of %d thread%s, %s\n", model_name(report),
            dskv_dtype_name(info->weight_dtype), report->weight_bytes / 1e6, dskv_dtype_name(info->kv_dtype),
@@ -34,7 +34,7 @@ void bench_report_print(const struct bench_report *report)
     printf("%-20s %7s %11s %11s %11s %9s %9s %9s %9s\n", "step", "tokens", "median ms", "best ms", "floor ms",
            "of floor", "GB/s", "GFLOP/s", "x decode");
     for (int i = 0; i < report->n_steps; i++) {
-        const struct bench_step *step = &report->steps[i];
+        const struct dskv_bench_step *step = &report->steps[i];
         printf("%-20s %7d %11.3f %11.3f %11.3f %8.0f%% %9.1f %9.1f %9.2f\n", step->name, step->n_tokens,
                step->median_s * 1e3, step->best_s * 1e3, step->floor_s * 1e3, 100 * step->floor_s / step->median_s,
                step->bytes / step->median_s / 1e9, step->flops / step->median_s / 1e9, over_decode(report, i));
@@ -57,7 +57,7 @@ static void write_string(FILE *file, const char *text)
     fputc('"', file);
 }
 
-static void write_step(FILE *file, const struct bench_step *step, int is_last)
+static void write_step(FILE *file, const struct dskv_bench_step *step, int is_last)
 {
     fprintf(file,
             "    {\"name\": \"%s\", \"tokens\": %d, \"iterations\": %d, \"median_s\": %.9g, \"best_s\": %.9g, "
@@ -66,9 +66,10 @@ static void write_step(FILE *file, const struct bench_step *step, int is_last)
             step->flops, is_last ? "" : ",");
 }
 
-enum dskv_exit bench_report_write(const struct bench_report *report, const char *path, struct dskv_error *error)
+enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, const char *path,
+                                       struct dskv_error *error)
 {
-    const struct bench_machine *machine = &report->machine;
+    const struct dskv_bench_machine *machine = &report->machine;
     const struct dskv_engine_info *info = report->info;
     FILE *file = fopen(path, "w");
     if (!file)

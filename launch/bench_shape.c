@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct bench_shape shapes[] = {
+static const struct dskv_bench_shape shapes[] = {
     {.name = "llama-135m",
      .n_layers = 30,
      .width = 576,
@@ -30,7 +30,7 @@ static const struct bench_shape shapes[] = {
      .tied = 1},
 };
 
-const struct bench_shape *bench_shape_find(const char *name, const char **names)
+const struct dskv_bench_shape *dskv_bench_shape_find(const char *name, const char **names)
 {
     if (names)
         *names = "llama-135m, llama-1b";
@@ -40,7 +40,7 @@ const struct bench_shape *bench_shape_find(const char *name, const char **names)
     return NULL;
 }
 
-static int write_config(const struct bench_shape *shape, const char *path)
+static int write_config(const struct dskv_bench_shape *shape, const char *path)
 {
     FILE *file = fopen(path, "w");
     if (!file)
@@ -56,7 +56,8 @@ static int write_config(const struct bench_shape *shape, const char *path)
     return fclose(file) == 0;
 }
 
-enum dskv_exit bench_shape_write(const struct bench_shape *shape, char directory[64], struct dskv_error *error)
+enum dskv_exit dskv_bench_shape_write(const struct dskv_bench_shape *shape, char directory[64],
+                                      struct dskv_error *error)
 {
     char path[96];
     const char *base = getenv("TMPDIR");
@@ -75,7 +76,7 @@ enum dskv_exit bench_shape_write(const struct bench_shape *shape, char directory
     return DSKV_EXIT_OK;
 }
 
-void bench_shape_remove(const char *directory)
+void dskv_bench_shape_remove(const char *directory)
 {
     char path[96];
     if (!*directory)

@@ -14,7 +14,7 @@
 
 enum { BATCH = 8, VERIFY_TOKENS = 8 };
 
-struct bench_run {
+struct dskv_bench_run {
     struct dskv_engine *engine;
     const struct dskv_engine_info *info;
     int32_t context, prefill;
@@ -29,7 +29,7 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static int32_t blocks_of(const struct bench_run *run, int32_t n_tokens)
+static int32_t blocks_of(const struct dskv_bench_run *run, int32_t n_tokens)
 {
     return (n_tokens + run->info->block_tokens - 1) / run->info->block_tokens;
 }
@@ -41,7 +41,7 @@ struct piece {
     int all_rows; /* else the last row is wanted */
 };
 
-static void add_piece(const struct bench_run *run, struct dskv_plan *plan, const struct piece *piece)
+static void add_piece(const struct dskv_bench_run *run, struct dskv_plan *plan, const struct piece *piece)
 {
     int32_t block_tokens = run->info->block_tokens, n_blocks = blocks_of(run, piece->start + piece->n_tokens);
     for (int32_t i = 0; i < n_blocks; i++)
@@ -58,7 +58,8 @@ static void add_piece(const struct bench_run *run, struct dskv_plan *plan, const
 }
 
 /* Makes and runs one step of n pieces. */
-static enum dskv_exit step(const struct bench_run *run, const struct piece *pieces, int32_t n, struct dskv_error *error)
+static enum dskv_exit step(const struct dskv_bench_run *run, const struct piece *pieces, int32_t n,
+                           struct dskv_error *error)
 {
     struct dskv_plan_sizes need = {.n_work = n};
     for (int32_t i = 0; i < n; i++) {
@@ -79,7 +80,7 @@ static enum dskv_exit step(const struct bench_run *run, const struct piece *piec
 }
 
 /* Fills the context of sequence 0 in steps that fit, and copies its blocks to the others. */
-static enum dskv_exit fill(const struct bench_run *run, struct dskv_error *error)
+static enum dskv_exit fill(const struct dskv_bench_run *run, struct dskv_error *error)
 {
     enum dskv_exit code = DSKV_EXIT_OK;
     int32_t most = run->info->max_batch_tokens;
@@ -109,8 +110,8 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static enum dskv_exit time_step(const struct bench_run *run, const struct piece *pieces, int32_t n,
-                                int32_t n_iterations, struct bench_step *measured, struct dskv_error *error)
+static enum dskv_exit time_step(const struct dskv_bench_run *run, const struct piece *pieces, int32_t n,
+                                int32_t n_iterations, struct dskv_bench_step *measured, struct dskv_error *error)
 {
     double *times = dskv_calloc((size_t)n_iterations, sizeof *times);
     enum dskv_exit code = step(run, pieces, n, error); /* warms up */
@@ -128,8 +129,8 @@ static enum dskv_exit time_step(const struct bench_run *run, const struct piece 
 }
 
 /* What a step must read and multiply at least, and so how long it must take here. */
-static void fill_floor(const struct bench_run *run, const struct bench_report *report, const struct piece *pieces,
-                       int32_t n, struct bench_step *measured)
+static void fill_floor(const struct dskv_bench_run *run, const struct dskv_bench_report *report,
+                       const struct piece *pieces, int32_t n, struct dskv_bench_step *measured)
 {
     const struct dskv_model *model = &run->info->model;
     double heads = model->head_dim * (double)model->n_heads, kv_heads = model->head_dim * (double)model->n_kv_heads;
@@ -146,13 +147,14 @@ static void fill_floor(const struct bench_run *run, const struct bench_report *r
         measured->flops +=
             model->n_layers * (2 * per_layer * tokens + 4 * heads * keys) + 2 * rows * model->width * model->vocab;
     }
-    const struct bench_machine *machine = &report->machine;
+    const struct dskv_bench_machine *machine = &report->machine;
     double read_s = machine->read_bytes_s > machine->reread_bytes_s ? machine->read_bytes_s : machine->reread_bytes_s;
     double reading = measured->bytes / read_s, multiplying = measured->flops / machine->matmul_flops_s;
     measured->floor_s = reading > multiplying ? reading : multiplying;
 }
 
-static enum dskv_exit run_steps(const struct bench_run *run, struct bench_report *report, struct dskv_error *error)
+static enum dskv_exit run_steps(const struct dskv_bench_run *run, struct dskv_bench_report *report,
+                                struct dskv_error *error)
 {
     int32_t context = run->context, each = run->n_blocks_each;
     struct piece decode[BATCH], verify = {.start = context, .n_tokens = VERIFY_TOKENS, .all_rows = 1};
@@ -163,13 +165,13 @@ static enum dskv_exit run_steps(const struct bench_run *run, struct bench_report
         const char *name;
         const struct piece *pieces;
         int32_t n, share; /* iterations: one in so many */
-    } kinds[BENCH_N_STEPS] = {{"decode", decode, 1, 1},
-                              {"verify 8 tokens", &verify, 1, 1},
-                              {"decode 8 sequences", decode, BATCH, 1},
-                              {"prefill", &prefill, 1, 4}};
+    } kinds[DSKV_BENCH_N_STEPS] = {{"decode", decode, 1, 1},
+                                   {"verify 8 tokens", &verify, 1, 1},
+                                   {"decode 8 sequences", decode, BATCH, 1},
+                                   {"prefill", &prefill, 1, 4}};
     enum dskv_exit code = fill(run, error);
-    for (int i = 0; i < BENCH_N_STEPS && !code; i++) {
-        struct bench_step *measured = &report->steps[report->n_steps++];
+    for (int i = 0; i < DSKV_BENCH_N_STEPS && !code; i++) {
+        struct dskv_bench_step *measured = &report->steps[report->n_steps++];
         int32_t n_iterations = (report->options->iterations + kinds[i].share - 1) / kinds[i].share;
         snprintf(measured->name, sizeof measured->name, "%s", kinds[i].name);
         fill_floor(run, report, kinds[i].pieces, kinds[i].n, measured);
@@ -193,10 +195,11 @@ static enum dskv_exit count_weights(struct dskv_engine *engine, const struct dsk
     return code;
 }
 
-enum dskv_exit bench_steps_run(struct dskv_engine *engine, struct bench_report *report, struct dskv_error *error)
+enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_bench_report *report,
+                                    struct dskv_error *error)
 {
     const struct dskv_engine_info *info = dskv_engine_info(engine);
-    struct bench_run run = {
+    struct dskv_bench_run run = {
         .engine = engine, .info = info, .context = report->options->context, .prefill = report->options->prefill};
     if (run.context > info->max_model_len - VERIFY_TOKENS)
         run.context = info->max_model_len - VERIFY_TOKENS;

@@ -74,12 +74,12 @@ static enum dskv_exit open_device(struct dskv_engine *engine, const struct dskv_
                                   struct dskv_error *error)
 {
     struct dskv_engine_info *info = &engine->info;
-    int threads = dskv_job_n_cores() / info->n_ranks;
+    int fair_threads = dskv_job_n_cores() / info->n_ranks;
     struct dskv_device_options device = {.kind = options->device ? options->device : "auto",
                                          .index = dskv_job_rank(),
-                                         .n_threads = options->n_threads ? options->n_threads
-                                                      : threads < 1      ? 1
-                                                                         : threads,
+                                         .share = options->share_gpu,
+                                         .n_threads =
+                                             or_default(options->n_threads, fair_threads < 1 ? 1 : fair_threads),
                                          .trace = options->trace_ops};
     enum dskv_exit code = dskv_device_open(&device, &engine->device, error);
     if (!code)
@@ -123,6 +123,7 @@ static enum dskv_exit open_pool(struct dskv_engine *engine, const struct dskv_en
     struct dskv_engine_info *info = &engine->info;
     struct dskv_pool_options pool = {.bytes = options->kv_cache_bytes,
                                      .memory_fraction = options->memory_fraction,
+                                     .shares_device = options->share_gpu,
                                      .block_tokens = info->block_tokens,
                                      .max_model_len = info->max_model_len,
                                      .dtype = info->kv_dtype};

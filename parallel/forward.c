@@ -30,6 +30,7 @@ struct step {
     const struct dskv_attention_work *work;
     const struct dskv_block_copy *copies;
     int32_t n_work, n_copies;
+    int32_t max_keys; /* of the row that sees most */
 };
 
 size_t dskv_forward_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens)
@@ -202,6 +203,7 @@ static void attend(const struct dskv_forward *f, const struct step *step, int32_
                                .kv_head_of_head = f->kv_head_of_head,
                                .work = step->work,
                                .n_work = step->n_work,
+                               .max_keys = step->max_keys,
                                .tables = step->tables,
                                .q = q,
                                .out = out};
@@ -277,6 +279,16 @@ static const void *section_at(const struct dskv_plan *device_plan, const struct 
     return (const char *)device_plan + plan->offset[s];
 }
 
+static int32_t count_max_keys(const struct dskv_plan *plan)
+{
+    const struct dskv_attention_work *work = dskv_plan_work(plan);
+    int32_t most = 0;
+    for (int32_t i = 0; i < plan->used.n_work; i++)
+        if (work[i].start + work[i].n_tokens > most)
+            most = work[i].start + work[i].n_tokens;
+    return most;
+}
+
 enum dskv_exit dskv_forward_run(struct dskv_forward *f, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, struct dskv_error *error)
 {
@@ -289,7 +301,8 @@ enum dskv_exit dskv_forward_run(struct dskv_forward *f, const struct dskv_plan *
                               .work = section_at(device_plan, plan, DSKV_PLAN_WORK),
                               .copies = section_at(device_plan, plan, DSKV_PLAN_COPIES),
                               .n_work = plan->used.n_work,
-                              .n_copies = plan->used.n_copies};
+                              .n_copies = plan->used.n_copies,
+                              .max_keys = count_max_keys(plan)};
     struct dskv_tensor x = buffer(f, f->x, step.rows, f->parts.model->width);
     enum dskv_exit code = DSKV_EXIT_OK;
     if (step.n_copies) {

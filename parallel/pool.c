@@ -3,37 +3,10 @@
 #include "parallel/engine.h"
 #include "parallel/job.h"
 
-#include <stdio.h>
-#include <string.h>
 
-#define CPU_FRACTION 0.5             /* of free memory at most by default: the host has other work */
-#define CPU_BYTES (INT64_C(1) << 30) /* per rank at most by default */
+#define HOST_FRACTION 0.5             /* of free memory at most by default: the host has other work */
+#define HOST_BYTES (INT64_C(1) << 30) /* per rank at most by default */
 #define DEFAULT_CONTEXTS 64          /* full-length contexts at most by default */
-
-static int64_t read_number(const char *path, const char *format)
-{
-    char line[256];
-    long long value = -1;
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return -1;
-    while (value < 0 && fgets(line, sizeof line, file))
-        sscanf(line, format, &value);
-    fclose(file);
-    return value;
-}
-
-/* Bytes that this host, or this container, can still give to all ranks; -1 when the system does not tell. */
-static int64_t available_bytes(void)
-{
-    int64_t kib = read_number("/proc/meminfo", "MemAvailable: %lld");
-    int64_t limit = read_number("/sys/fs/cgroup/memory.max", "%lld"); /* "max" is no number: no limit */
-    int64_t used = read_number("/sys/fs/cgroup/memory.current", "%lld");
-    int64_t host = kib < 0 ? -1 : kib * 1024;
-    if (limit < 0 || used < 0 || (host >= 0 && limit - used >= host))
-        return host;
-    return limit > used ? limit - used : 0;
-}
 
 struct dskv_kv dskv_pool_shape(const struct dskv_model *model, const struct dskv_shard *shard, int32_t block_tokens,
                                enum dskv_dtype dtype)
@@ -47,27 +20,40 @@ struct dskv_kv dskv_pool_shape(const struct dskv_model *model, const struct dskv
     return shape;
 }
 
-static int64_t default_bytes(const struct dskv_pool_options *options, size_t block_bytes, int64_t available)
+/* Ranks take from the same memory when they share a device, or the host. */
+static int64_t own_part(struct dskv_device *device, const struct dskv_pool_options *options, int64_t available)
 {
-    double fraction = options->memory_fraction < CPU_FRACTION ? options->memory_fraction : CPU_FRACTION;
-    int64_t bytes = available < 0 ? CPU_BYTES : (int64_t)((double)available * fraction) / dskv_job_n_ranks();
+    return dskv_device_is_host(device) || options->shares_device ? available / dskv_job_n_ranks() : available;
+}
+
+static int64_t default_bytes(struct dskv_device *device, const struct dskv_pool_options *options, size_t block_bytes,
+                             int64_t available)
+{
+    double fraction = options->memory_fraction;
+    int64_t most = INT64_MAX;
+    if (dskv_device_is_host(device)) {
+        fraction = fraction < HOST_FRACTION ? fraction : HOST_FRACTION;
+        most = HOST_BYTES;
+    }
+    int64_t bytes = available < 0 ? HOST_BYTES : (int64_t)((double)own_part(device, options, available) * fraction);
     int64_t blocks_of_context = (options->max_model_len + options->block_tokens - 1) / options->block_tokens;
     int64_t enough = DEFAULT_CONTEXTS * blocks_of_context * (int64_t)block_bytes;
-    bytes = bytes < CPU_BYTES ? bytes : CPU_BYTES;
+    bytes = bytes < most ? bytes : most;
     return bytes < enough ? bytes : enough;
 }
 
 /* How many blocks this rank can have; 0 with a sentence when not even one. */
-static int64_t count_blocks(const struct dskv_pool_options *options, size_t block_bytes, struct dskv_error *error)
+static int64_t count_blocks(struct dskv_device *device, const struct dskv_pool_options *options, size_t block_bytes,
+                            struct dskv_error *error)
 {
-    int64_t available = available_bytes();
-    int64_t bytes = options->bytes ? options->bytes : default_bytes(options, block_bytes, available);
+    int64_t available = dskv_device_available(device);
+    int64_t bytes = options->bytes ? options->bytes : default_bytes(device, options, block_bytes, available);
     int64_t n = bytes / (int64_t)block_bytes;
     if (n < 1)
         dskv_fail_exit(error, DSKV_EXIT_MEMORY,
                        "a KV cache of %lld bytes per rank holds no block: one block of %d tokens takes %zu",
                        (long long)bytes, (int)options->block_tokens, block_bytes);
-    if (available >= 0 && options->bytes && bytes > available / dskv_job_n_ranks()) {
+    if (available >= 0 && options->bytes && bytes > own_part(device, options, available)) {
         dskv_fail_exit(error, DSKV_EXIT_MEMORY,
                        "a KV cache of %lld bytes on each of %d ranks does not fit the %lld bytes that are free",
                        (long long)bytes, dskv_job_n_ranks(), (long long)available);
@@ -81,7 +67,7 @@ enum dskv_exit dskv_pool_open(struct dskv_device *device, const struct dskv_mode
                               struct dskv_kv *pool, struct dskv_error *error)
 {
     *pool = dskv_pool_shape(model, shard, options->block_tokens, options->dtype);
-    int64_t own = count_blocks(options, pool->block_bytes, error);
+    int64_t own = count_blocks(device, options, pool->block_bytes, error);
     enum dskv_exit code = dskv_parallel_agree(own > 0 ? DSKV_EXIT_OK : DSKV_EXIT_MEMORY, error);
     if (code)
         return code;

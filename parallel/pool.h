@@ -6,7 +6,8 @@
 
 struct dskv_pool_options {
     int64_t bytes;          /* per rank; 0: from memory_fraction */
-    double memory_fraction; /* of what is free, for all ranks of this host together */
+    double memory_fraction; /* of what is free on the device, or on this host for all its ranks together */
+    int shares_device;      /* all ranks take from one device's memory */
     int32_t block_tokens;
     int32_t max_model_len;
     enum dskv_dtype dtype;

@@ -32,6 +32,7 @@ struct dskv_weight; /* a prepared weight: opaque layout, [n, k] with n outputs *
 struct dskv_device_options {
     const char *kind;      /* "auto", "cpu", "cuda" */
     int index;             /* which device of that kind (cuda) */
+    int share;             /* ranks share devices: index counts round and round (cuda) */
     int n_threads;         /* cpu: threads of this rank, >= 1 */
     const char *cpu_path;  /* cpu: null = best of this processor; "avx512", "avx2", "plain": for tests */
     int trace;             /* print a checksum per operation */
@@ -51,6 +52,8 @@ enum dskv_dtype dskv_device_activation_dtype(const struct dskv_device *device, e
 /* Waits for every queued operation; DSKV_INTERNAL with the device's first error, if it has had one. */
 enum dskv_code dskv_device_sync(struct dskv_device *device, struct dskv_error *error);
 
+/* Bytes that the device could still give, or -1 when it does not tell. */
+int64_t dskv_device_available(struct dskv_device *device);
 /* Zeroed device memory, 64-byte aligned (cpu: pages are taken on first touch); null when there is none left. */
 void *dskv_device_alloc(struct dskv_device *device, size_t bytes);
 void dskv_device_free(struct dskv_device *device, void *memory, size_t bytes);

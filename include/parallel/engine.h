@@ -23,6 +23,7 @@ struct dskv_engine_options {
     const char *kv_dtype;       /* "auto", "f32", "f16", "bf16" */
     int64_t kv_cache_bytes;     /* per rank; 0: from memory_fraction of what is free (cpu: at most 1 GiB) */
     double memory_fraction;
+    int share_gpu;              /* ranks may share a GPU */
     int32_t max_model_len;      /* 0: the model's context */
     int32_t max_batch_tokens;   /* rows of one step */
     int32_t max_sequences;      /* runs of tokens of one step */

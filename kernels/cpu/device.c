@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -60,6 +61,32 @@ static const struct path *find_path(const char *name)
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
+static int64_t read_number(const char *path, const char *format)
+{
+    char line[256];
+    long long value = -1;
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return -1;
+    while (value < 0 && fgets(line, sizeof line, file))
+        sscanf(line, format, &value);
+    fclose(file);
+    return value;
+}
+
+/* Bytes that this host, or this container, can still give; -1 when the system does not tell. */
+static int64_t cpu_available(struct dskv_device *device)
+{
+    (void)device;
+    int64_t kib = read_number("/proc/meminfo", "MemAvailable: %lld");
+    int64_t limit = read_number("/sys/fs/cgroup/memory.max", "%lld"); /* "max" is no number: no limit */
+    int64_t used = read_number("/sys/fs/cgroup/memory.current", "%lld");
+    int64_t host = kib < 0 ? -1 : kib * 1024;
+    if (limit < 0 || used < 0 || (host >= 0 && limit - used >= host))
+        return host;
+    return limit > used ? limit - used : 0;
+}
+
 enum { HUGE_PAGE = 2 << 20 };
 
 static size_t mapped_bytes(size_t bytes)
@@ -67,27 +94,32 @@ static size_t mapped_bytes(size_t bytes)
     return bytes ? bytes : 1;
 }
 
-/* Fresh pages of the system are zero and taken when first touched.  Large regions start on a huge page's border, so
- * that a streamed weight costs few page-table walks. */
+/* Fresh pages of the system: zero, and taken when first touched. */
 static void *cpu_alloc(struct dskv_device *device, size_t bytes)
 {
     (void)device;
-    size_t size = mapped_bytes(bytes), slack = size >= HUGE_PAGE ? HUGE_PAGE : 0;
-    if (size > SIZE_MAX - slack)
+    void *memory = mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* A large weight begins on a huge page's border and asks for huge pages, so that streaming it costs few page-table
+ * walks. Other memory does not: a pool that is touched bit by bit should hold the pages that were touched. */
+static void *cpu_weight_alloc(struct dskv_device *device, size_t bytes)
+{
+    if (bytes < HUGE_PAGE || bytes > SIZE_MAX / 2)
+        return cpu_alloc(device, bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), used = (bytes + page - 1) / page * page;
+    char *mapped = cpu_alloc(device, used + HUGE_PAGE);
+    if (!mapped)
         return NULL;
-    char *memory = mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return NULL;
-    if (slack == 0)
-        return memory;
-    size_t before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
-    size_t page = 4096, end = (before + size + page - 1) / page * page, total = (size + slack + page - 1) / page * page;
+    const size_t before = (HUGE_PAGE - (uintptr_t)mapped % HUGE_PAGE) % HUGE_PAGE, after = HUGE_PAGE - before;
+    char *memory = mapped + before;
     if (before)
-        munmap(memory, before);
-    if (total > end)
-        munmap(memory + end, total - end);
-    madvise(memory + before, size, MADV_HUGEPAGE); /* a hint: where it is refused, plain pages serve */
-    return memory + before;
+        munmap(mapped, before);
+    if (after)
+        munmap(memory + used, after);
+    madvise(memory, used, MADV_HUGEPAGE); /* where it is refused, plain pages serve */
+    return memory;
 }
 
 static void cpu_free(struct dskv_device *device, void *memory, size_t bytes)
@@ -195,11 +227,13 @@ static const struct dskv_device_table cpu_table = {
     .activation_dtype = cpu_activation_dtype,
     .close = cpu_close,
     .sync = cpu_sync,
+    .available = cpu_available,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .upload = cpu_copy,
     .download = cpu_copy,
     .weight_bytes = cpu_weight_bytes,
+    .weight_alloc = cpu_weight_alloc,
     .weight_fill = cpu_weight_fill,
 };
 

@@ -31,6 +31,8 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
         for (int i = 0; i < panels; i++) {
             const char *p = w + i * panel_bytes + k * k_bytes;
             __builtin_prefetch(p + AHEAD); /* a hint: it may lie past the end */
+            if (dtype == DSKV_F32)
+                __builtin_prefetch(p + AHEAD + 64);
             if (dtype == DSKV_BF16) {
                 vec_load_bf16_pairs((const uint16_t *)p, &weights[2 * i], &weights[2 * i + 1]);
             } else {
@@ -51,7 +53,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 
 /* tile for any number of rows up to VEC_TILE_ROWS (half as many of two panels); each case is code of its own. */
 #define TILE_CASE(rows_, panels_, dtype)                                                                               \
-    case (rows_)*2 + (panels_):                                                                                        \
+    case 2 * (rows_) + (panels_):                                                                                      \
         if ((rows_) * (panels_) <= VEC_TILE_ROWS)                                                                      \
             tile((rows_) * (panels_) <= VEC_TILE_ROWS ? rows_ : 0, panels_, dtype, x, x_stride, w, panel_bytes, n_k,   \
                  acc, acc_stride, fresh);                                                                              \
@@ -60,7 +62,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
     static void name(int rows, int panels, const float *x, int64_t x_stride, const char *w, int64_t panel_bytes,       \
                      int64_t n_k, float *acc, int64_t acc_stride, int fresh)                                           \
     {                                                                                                                  \
-        switch (rows * 2 + panels) {                                                                                   \
+        switch (2 * rows + panels) {                                                                                   \
             TILE_CASE(1, 1, dtype);                                                                                    \
             TILE_CASE(2, 1, dtype);                                                                                    \
             TILE_CASE(3, 1, dtype);                                                                                    \

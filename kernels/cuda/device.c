@@ -30,6 +30,13 @@ static enum dskv_code cuda_sync(struct dskv_device *device, struct dskv_error *e
                      cudaGetErrorString(cuda->error));
 }
 
+static int64_t cuda_available(struct dskv_device *device)
+{
+    size_t free_bytes = 0, total = 0;
+    dskv_cuda_note(dskv_cuda_of(device), cudaMemGetInfo(&free_bytes, &total), "asking for free memory");
+    return (int64_t)free_bytes;
+}
+
 static void *cuda_alloc(struct dskv_device *device, size_t bytes)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
@@ -104,11 +111,13 @@ static const struct dskv_device_table cuda_table = {
     .activation_dtype = cuda_activation_dtype,
     .close = cuda_close,
     .sync = cuda_sync,
+    .available = cuda_available,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .upload = cuda_upload,
     .download = cuda_download,
     .weight_bytes = cuda_weight_bytes,
+    .weight_alloc = cuda_alloc,
     .weight_fill = cuda_weight_fill,
 };
 
@@ -143,9 +152,11 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     cudaError_t failed = cudaGetDeviceCount(&n_devices);
     if (failed != cudaSuccess)
         return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "no CUDA device can be used: %s", cudaGetErrorString(failed));
-    if (options->index < 0 || options->index >= n_devices)
-        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "there is no GPU %d; this host has %d", options->index,
-                              n_devices);
+    int index = options->share && n_devices ? options->index % n_devices : options->index;
+    if (index >= n_devices)
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE,
+                              "rank %d has no GPU of its own, this host has %d: start fewer ranks or --share-gpu",
+                              options->index, n_devices);
     struct dskv_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for a device");
@@ -153,17 +164,17 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     cuda->base.ops = &cuda_ops;
     cuda->scratch_bytes = SCRATCH_BYTES;
     struct cudaDeviceProp properties;
-    if ((failed = cudaSetDevice(options->index)) != cudaSuccess ||
+    if ((failed = cudaSetDevice(index)) != cudaSuccess ||
         (failed = cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync)) != cudaSuccess ||
-        (failed = cudaGetDeviceProperties(&properties, options->index)) != cudaSuccess ||
+        (failed = cudaGetDeviceProperties(&properties, index)) != cudaSuccess ||
         (failed = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
         (failed = cudaMalloc((void **)&cuda->scratch, cuda->scratch_bytes)) != cudaSuccess) {
         cuda_close(&cuda->base);
-        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "GPU %d cannot be opened: %s", options->index,
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "GPU %d cannot be opened: %s", index,
                               cudaGetErrorString(failed));
     }
     cuda->n_multiprocessors = properties.multiProcessorCount;
-    snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", options->index, properties.name);
+    snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);
     *device = &cuda->base;
     return DSKV_EXIT_OK;
 }

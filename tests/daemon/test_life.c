@@ -5,7 +5,10 @@
 #include "support/cunit_suite.h"
 
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct local local;
 static struct local_client client, other;
@@ -385,6 +388,38 @@ static void a_failed_step_ends_the_job_and_everyone_is_told(void)
     finish();
 }
 
+static void plans_are_recorded_as_they_run(void)
+{
+    char path[] = "/tmp/dskv-plans-XXXXXX";
+    int fd = mkstemp(path);
+    CU_ASSERT_FATAL(fd >= 0);
+    close(fd);
+    begin(&(struct fake_engine_options){0}, 0);
+    struct dskv_config config = {.seed = -1, .trace_plans = path};
+    struct dskv_error error;
+    dskv_server_close(&local.server);
+    CU_ASSERT_EQUAL_FATAL(dskv_server_open(local.engine, &config, &local.server, &error), DSKV_EXIT_OK);
+    local_connect(&local, 1, &client);
+    CU_ASSERT_EQUAL(code_of(&client, send_generate(&client, 100, 5, 0)), DSKV_OK);
+    FILE *file = fopen(path, "rb");
+    struct dskv_plan *plan;
+    int32_t n_plans = 0, n_tokens = 0;
+    while (dskv_plan_read(file, &plan, &error) == DSKV_OK && plan) {
+        n_plans++;
+        n_tokens += plan->used.n_tokens;
+        free(plan);
+    }
+    fclose(file);
+    CU_ASSERT_EQUAL(n_plans, fake_engine_n_steps(local.engine));
+    CU_ASSERT_EQUAL(n_tokens, 104);
+    unlink(path);
+    dskv_server_close(&local.server);
+    config.trace_plans = "/nowhere/plans";
+    CU_ASSERT_EQUAL(dskv_server_open(local.engine, &config, &local.server, &error), DSKV_EXIT_USAGE);
+    CU_ASSERT_PTR_NOT_NULL(strstr(error.message, "/nowhere/plans"));
+    fake_engine_close(&local.engine);
+}
+
 int main(void)
 {
     return dskv_run_tests(
@@ -406,6 +441,7 @@ int main(void)
             {"a stop answers what is unfinished", a_stop_answers_what_is_unfinished},
             {"a close in the middle of work is clean", a_close_in_the_middle_of_work_is_clean},
             {"a failed step ends the job and everyone is told", a_failed_step_ends_the_job_and_everyone_is_told},
+            {"plans are recorded as they run", plans_are_recorded_as_they_run},
             {NULL, NULL},
         });
 }

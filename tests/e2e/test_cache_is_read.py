@@ -3,19 +3,18 @@
 import json
 import struct
 
+import dskv
 import numpy as np
 import pytest
 from exact import next_row, same, tokens
 from support.daemon import MODELS, Daemon, default_ranks
-
-import dskv
 
 RANKS = default_ranks()
 
 
 @pytest.fixture(scope="module")
 def daemon():
-    with Daemon("atlas-gpt2", options=["--kv-cache-memory", "32M"]) as daemon:
+    with Daemon("atlas-gpt2", options=["--kv-cache-memory", "64M"]) as daemon:
         yield daemon
 
 

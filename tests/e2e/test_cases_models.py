@@ -7,7 +7,14 @@ import dskv
 import numpy as np
 import pytest
 from exact import Cold, same, tokens
-from models import change_json, constant_rows, copy_of, read_safetensors, rewrite, write_safetensors
+from models import (
+    change_json,
+    constant_rows,
+    copy_of,
+    read_safetensors,
+    rewrite,
+    write_safetensors,
+)
 from support.daemon import MODELS, SOURCE, Daemon, default_ranks, run
 
 GOLDEN = SOURCE / "tests" / "golden"

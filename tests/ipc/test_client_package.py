@@ -1,4 +1,4 @@
-"""libdskv as others get it: what it exports, its header in C and C++, and the example built from an installed package."""
+"""libdskv as others get it: what it exports, its header in C and C++, the example built from an installed package."""
 import os
 import pathlib
 import re
@@ -53,10 +53,11 @@ def test_has_the_soname_of_version_0():
 def test_header_compiles_and_links(package, tmp_path, compiler, standard, suffix):
     _, environment = package
     source = tmp_path / f"probe.{suffix}"
+    nothing = "{}" if suffix == "cpp" else "{0}"
     source.write_text('#include <dskv/client.h>\n#include <stdio.h>\n'
-                      'int main(void)\n{\n    struct dskv_forward_options options = {};\n    options.size = sizeof options;\n'
-                      '    puts(dskv_code_name(DSKV_CUT_PAST_END));\n    return options.n_tokens != 0;\n}\n'
-                      .replace("= {}", "= {}" if suffix == "cpp" else "= {0}"))
+                      f'int main(void)\n{{\n    struct dskv_forward_options options = {nothing};\n'
+                      '    options.size = sizeof options;\n'
+                      '    puts(dskv_code_name(DSKV_CUT_PAST_END));\n    return options.n_tokens != 0;\n}\n')
     program = tmp_path / "probe"
     run(compiler, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Werror", source, "-o", program,
         *flags(environment, "--cflags", "--libs"), env=environment)
@@ -66,8 +67,8 @@ def test_header_compiles_and_links(package, tmp_path, compiler, standard, suffix
 def test_example_runs_against_a_daemon(package, tmp_path):
     prefix, environment = package
     source, program = next(prefix.rglob("fork.c")), tmp_path / "fork"
-    run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program, *flags(environment, "--cflags", "--libs"),
-        env=environment)
+    run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program,
+        *flags(environment, "--cflags", "--libs"), env=environment)
     with Daemon(ranks=2) as daemon:
         lines = run(program, daemon.endpoint, env=environment).splitlines()
     assert [line.split(", then")[0] for line in lines[:4]] == [
@@ -84,7 +85,7 @@ def test_example_without_a_daemon_says_why(package, tmp_path):
     prefix, environment = package
     program = tmp_path / "fork"
     run("cc", next(prefix.rglob("fork.c")), "-o", program, *flags(environment, "--cflags", "--libs"), env=environment)
-    result = subprocess.run([program, "ipc:///tmp/dskv-nobody-is-here"], env=environment, capture_output=True, text=True,
-                            timeout=60)
+    result = subprocess.run([program, "ipc:///tmp/dskv-nobody-is-here"], env=environment, capture_output=True,
+                            text=True, timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith("connect: unreachable: ") and result.stderr.count("\n") == 1

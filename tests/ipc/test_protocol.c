@@ -133,7 +133,28 @@ static void every_message_has_an_example(void)
     CU_ASSERT(n_events[DSKV_EVENT_ERROR][DSKV_OP_FORWARD] > 0 && n_events[DSKV_EVENT_ERROR][DSKV_N_OPS] > 0);
 }
 
-/* Every field, error, kind and operation stands on the page, between backquotes or in a map. */
+static void check_names(const char *page, const struct dskv_table *table, const char *what)
+{
+    for (int i = 0; i < table->n; i++) {
+        int is_optional = !(table->fields[i].flags & DSKV_FIELD_REQUIRED);
+        char *quoted = dskv_format("`%s%s`", table->fields[i].name, is_optional ? "?" : "");
+        char *in_map = dskv_format("%s%s: ", table->fields[i].name, is_optional ? "?" : "");
+        int is_detail = strcmp(what, "details") == 0; /* all optional, so the page says that once */
+        char *bare = dskv_format("`%s`", table->fields[i].name);
+        int is_named = strstr(page, quoted) || strstr(page, in_map) || (is_detail && strstr(page, bare));
+        if (!is_named)
+            printf("%s: %s\n", what, quoted);
+        CU_ASSERT(is_named);
+        free(quoted);
+        free(in_map);
+        free(bare);
+        if (table->fields[i].table)
+            check_names(page, table->fields[i].table, table->fields[i].name);
+    }
+}
+
+/* Every field, error, kind and operation stands on the page, between backquotes or in a map; optional ones with their
+ * ?. */
 static void the_page_names_everything(void)
 {
     FILE *file = fopen(DSKV_SOURCE_DIR "/ipc/PROTOCOL.md", "r");
@@ -147,16 +168,12 @@ static void the_page_names_everything(void)
         CU_ASSERT_PTR_NOT_NULL(strstr(page, dskv_code_name((enum dskv_code)code)));
     for (int op = 0; op < DSKV_N_OPS; op++) {
         char *heading = dskv_format("\n### %s\n", dskv_op_name((enum dskv_op)op));
-        const struct dskv_table *table = dskv_request_table((enum dskv_op)op);
         CU_ASSERT_PTR_NOT_NULL_FATAL(strstr(page, heading));
-        for (int i = 0; i < table->n; i++) {
-            char *names[2] = {dskv_format("`%s`", table->fields[i].name), dskv_format("`%s?`", table->fields[i].name)};
-            int is_optional = !(table->fields[i].flags & DSKV_FIELD_REQUIRED);
-            if (!strstr(page, names[is_optional]))
-                printf("%s %s\n", dskv_op_name((enum dskv_op)op), names[is_optional]);
-            CU_ASSERT_PTR_NOT_NULL(strstr(page, names[is_optional]));
-            free(names[0]);
-            free(names[1]);
+        check_names(page, dskv_request_table((enum dskv_op)op), dskv_op_name((enum dskv_op)op));
+        for (int kind = 0; kind < DSKV_N_EVENT_KINDS; kind++) {
+            const struct dskv_table *table = dskv_event_table((enum dskv_event_kind)kind, (enum dskv_op)op);
+            if (table)
+                check_names(page, table, dskv_event_kind_name((enum dskv_event_kind)kind));
         }
         free(heading);
     }

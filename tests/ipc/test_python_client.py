@@ -5,12 +5,11 @@ import os
 import threading
 import time
 
+import dskv
 import msgpack
 import numpy as np
 import pytest
 import zmq
-
-import dskv
 
 SESSION = bytes(range(16))
 LIMITS = dict(
@@ -567,6 +566,15 @@ def test_import_and_export_travel_in_parts_with_credits(serve, endpoint):
     assert "model" not in first and (first["dtype"], first["n_layers"], first["n_kv_heads"]) == ("f32", 2, 2)
     assert second["model"] == "m" * 32 and second["convert"] is True
     assert len(server.of("credit")) == 2 * 2 * 3 - 4 + 2 * 2 * 5 - 4  # no more than the parts that were left
+
+
+def test_keys_and_values_of_a_dtype_that_no_cache_has_are_refused(serve, endpoint):
+    server = serve(Transfers())
+    with dskv.connect(endpoint, timeout=5) as client:
+        for dtype in (np.float64, np.int32):
+            error = refused(client.import_cache, kv(dtype=dtype), range(9), convert=True)
+            assert error.code == "wrong_dtype" and error.details["valid"] == "f32, f16, bf16"
+    assert not server.of("import")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import subprocess
 import sys
 import types
 
+import dskv
 import numpy as np
 import pytest
-
-import dskv
 from dskv.past_key_values import read_layers
 from dskv.protocol import token_ids
 

@@ -256,6 +256,27 @@ static void reports_a_client_that_left(void)
     dskv_transport_close(&server, 0);
 }
 
+/* It sends and leaves before anybody looks: its message comes, and right after it that it is lost. */
+static void reports_a_client_that_left_at_once(void)
+{
+    struct dskv_transport *server = open_server("tcp://127.0.0.1:*");
+    struct dskv_route route, lost;
+    struct dskv_frames frames;
+    struct dskv_error error = {0};
+    for (int i = 0; i < 3; i++) {
+        struct slow_client client = open_slow(server);
+        zmq_setsockopt(client.socket, ZMQ_LINGER, &(int){2000}, sizeof(int));
+        close_slow(&client);
+        usleep(50000);
+        CU_ASSERT_FATAL(receive_within(server, 5, &route, &frames, &error));
+        dskv_frames_clear(&frames);
+        CU_ASSERT_FATAL(lost_within(server, 5, &lost));
+        CU_ASSERT(lost.n == route.n && memcmp(lost.bytes, route.bytes, lost.n) == 0);
+        CU_ASSERT_FALSE(dskv_transport_lost(server, &lost));
+    }
+    dskv_transport_close(&server, 0);
+}
+
 static void tells_a_client_that_the_server_left(void)
 {
     struct dskv_transport *server = open_server("tcp://127.0.0.1:*");
@@ -381,6 +402,7 @@ int main(void)
                              {"queues for a slow client", queues_for_a_slow_client},
                              {"drops a client that never reads", drops_a_client_that_never_reads},
                              {"reports a client that left", reports_a_client_that_left},
+                             {"reports a client that left at once", reports_a_client_that_left_at_once},
                              {"tells a client that the server left", tells_a_client_that_the_server_left},
                              {"a silent server times out", a_silent_server_times_out},
                              {"drains what is over the limits", drains_what_is_over_the_limits},

@@ -17,8 +17,8 @@ def bench(*options, ranks=1):
 
 def test_measures_the_four_steps(tmp_path):
     ranks, path = default_ranks(), tmp_path / "bench.json"
-    result = bench("--model", MODELS / "atlas-llama", "--context", 64, "--prefill", 40, "--iterations", 2, "--threads", 1,
-                   "--json", path, ranks=ranks)
+    result = bench("--model", MODELS / "atlas-llama", "--context", 64, "--prefill", 40, "--iterations", 2,
+                   "--threads", 1, "--json", path, ranks=ranks)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(path.read_text())
     assert (report["ranks"], report["threads"], report["context"], report["prefill"]) == (ranks, 1, 64, 40)

@@ -27,6 +27,7 @@ OWNERS = {
     r"mpi\.h": {"parallel/start.c", "parallel/comm_mpi.c"},
     r"jansson\.h": {"parallel/json.h", "parallel/json.c", "parallel/family.c", "parallel/checkpoint.c"},
     r"immintrin\.h": {"kernels/cpu/vector.h"},
+    r"cuda_.*\.h": {"kernels/cuda/cuda.h", "kernels/cuda/common.cuh"},
     r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/execute.c"},
 }
 BANNED = {
@@ -61,8 +62,8 @@ def check_source(path, text, root):
             name = include.group(2)
             if include.group(1) == '"' and folder in MAY_INCLUDE:
                 target = target_of(path, name, root)
-                private_kernels = folder == "kernels" and name.startswith("cpu/")
-                if target not in MAY_INCLUDE[folder] and not private_kernels:
+                device_header = folder == "kernels" and target in {"cpu", "cuda"}
+                if target not in MAY_INCLUDE[folder] and not device_header:
                     yield f"{where}: {folder} may not include {name}"
                 elif target in {"daemon", "ipc", "parallel", "kernels"} and target != folder.split("/")[-1] \
                         and not (root / "include" / name).exists():
@@ -90,7 +91,7 @@ def offences(root):
     for path in tracked(root):
         if path.parts[0] not in TOP_LEVEL:
             yield f"{path}: not a room of this house"
-        if path.suffix in {".c", ".h", ".py"} and path.parts[0] != "tests":
+        if path.suffix in {".c", ".h", ".cu", ".cuh", ".py"} and path.parts[0] != "tests":
             text = (root / path).read_text(encoding="utf-8")
             yield from check_source(path, text, root)
             if len(text.splitlines()) > MAX_LINES:

@@ -1,9 +1,8 @@
 """The tree is clean, and the lint finds what it is there to find."""
 import pathlib
 
+import lint
 import pytest
-
-from lint import lint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -77,9 +77,10 @@ class Place:
         return {**os.environ, "TMPDIR": self.sessions, MARK: self.mark, "ASAN_OPTIONS": "detect_leaks=0", **(extra or {})}
 
     def command(self, ranks, arguments, with_mpirun=None):
+        end_with_us = ["/usr/bin/setpriv", "--pdeathsig", "TERM"]  # also when a test is killed
         if not (ranks > 1 if with_mpirun is None else with_mpirun):
-            return [str(DSKVD), *arguments]
-        return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+            return [*end_with_us, str(DSKVD), *arguments]
+        return [*end_with_us, "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                 "--mca", "orte_tmpdir_base", self.sessions, "--mca", "btl_vader_backing_directory", self.sessions,
                 "-np", str(ranks), str(DSKVD), *arguments]
 
@@ -101,12 +102,13 @@ def run(arguments, ranks=1, timeout=60, with_mpirun=None, env=None):
 
 class Daemon:
     """One dskvd; a context manager. The default number of ranks is the environment's DSKV_TEST_RANKS, else 1; one rank is
-    started without mpirun unless with_mpirun says otherwise."""
+    started without mpirun unless with_mpirun says otherwise. DSKV_TEST_OPTIONS are given to every daemon, before its own
+    options: "--device cuda --share-gpu" runs the tests on a GPU."""
 
     def __init__(self, model="atlas-gpt2", ranks=None, options=(), with_mpirun=None, env=None, listen=None, ready_timeout=60):
         self.model = model_directory(model)
         self.ranks = default_ranks() if ranks is None else ranks
-        self.options = [str(option) for option in options]
+        self.options = os.environ.get("DSKV_TEST_OPTIONS", "").split() + [str(option) for option in options]
         self.with_mpirun, self.env, self.listen, self.ready_timeout = with_mpirun, env, listen, ready_timeout
         self.endpoint = self.process = self.place = None
 

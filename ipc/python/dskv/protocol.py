@@ -39,16 +39,13 @@ def numpy_dtype(name: str) -> np.dtype:
         raise Error("bad_message", f"the server sent a tensor of unknown dtype {name!r}") from None
 
 
-def wire_dtype(array: np.ndarray, field: str) -> str:
-    """The name on the wire of an array's dtype.  Errors: wrong_dtype."""
-    try:
-        return _WIRE_NAMES[array.dtype.name]
-    except KeyError:
-        raise Error(
-            "wrong_dtype",
-            f"{field} are {array.dtype}, not f32, f16 or bf16",
-            {"field": field, "valid": "f32, f16, bf16"},
-        ) from None
+def wire_dtype(array: np.ndarray, field: str, valid: Sequence[str] = ("f32", "f16", "bf16", "i32")) -> str:
+    """The name on the wire of an array's dtype.  Errors: wrong_dtype when it is not among the valid ones."""
+    name = _WIRE_NAMES.get(array.dtype.name)
+    if name is None or name not in valid:
+        names = ", ".join(valid)
+        raise Error("wrong_dtype", f"{field} are {array.dtype}, not {names}", {"field": field, "valid": names})
+    return name
 
 
 def encode(message: dict[str, Any], limits: dict[str, int]) -> list[Any]:

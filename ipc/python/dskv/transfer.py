@@ -58,7 +58,7 @@ def send_import(begin: Begin, pkv: Any, tokens: np.ndarray, convert: bool, timeo
     n_kv_heads, _, head_dim = layers[0][0].shape
     fields = {
         "tokens": tokens,
-        "dtype": wire_dtype(layers[0][0], "past_key_values"),
+        "dtype": wire_dtype(layers[0][0], "past_key_values", ("f32", "f16", "bf16")),
         "n_layers": len(layers),
         "n_kv_heads": n_kv_heads,
         "head_dim": head_dim,
