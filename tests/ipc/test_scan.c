@@ -113,6 +113,19 @@ static void bad_headers_are_refused(void)
     }
 }
 
+/* A count is not even walked along when the bytes cannot hold it. */
+static void promises_are_not_believed(void)
+{
+    const char *promises[] = {"dd ffffffff", "df ffffffff", "81 a1 61 dd 00000003 c0 c0", "81 a1 61 92 93 c0 c0 c0"};
+    for (size_t i = 0; i < sizeof promises / sizeof promises[0]; i++) {
+        struct dskv_error error = {0};
+        struct dskv_frame frame = diag_hex(promises[i]);
+        CU_ASSERT_EQUAL(dskv_scan_header(frame.data, frame.bytes, &error), DSKV_BAD_MESSAGE);
+        CU_ASSERT_PTR_NOT_NULL(strstr(error.message, "promises more values"));
+        free(frame.data);
+    }
+}
+
 static void nesting_is_bounded(void)
 {
     uint8_t header[64] = {0x81, 0xa1, 'a'};
@@ -165,6 +178,7 @@ int main(void)
     return dskv_run_tests("ipc.scan", (struct dskv_test[]){
                                           {"good headers pass", good_headers_pass},
                                           {"bad headers are refused", bad_headers_are_refused},
+                                          {"promises are not believed", promises_are_not_believed},
                                           {"nesting is bounded", nesting_is_bounded},
                                           {"values are bounded", values_are_bounded},
                                           {"every cut is refused", every_cut_is_refused},

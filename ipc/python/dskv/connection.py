@@ -50,7 +50,7 @@ class Connection:
         self._wake_out.setblocking(False)
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.sndhwm = 0
+        self._socket.sndhwm = self._socket.rcvhwm = 0  # a full queue would stop the answers to heartbeats
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
