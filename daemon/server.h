@@ -21,7 +21,9 @@ enum dskv_exit dskv_server_open(struct dskv_engine *engine, const struct dskv_co
 void dskv_server_close(struct dskv_server **server);
 
 /* Front thread: hands a request over (the server owns and clears it).  Every request that does not fail here gets exactly one
- * last event, DSKV_EVENT_RESULT or DSKV_EVENT_ERROR.  DSKV_BUSY, DSKV_DRAINING: refused, the caller answers and clears. */
+ * last event, DSKV_EVENT_RESULT or DSKV_EVENT_ERROR; part, credit and commit get none, what they bring about comes under the
+ * id that they name.  Refused, so that the caller answers and clears: DSKV_BUSY, DSKV_DRAINING, DSKV_INTERNAL (a step failed),
+ * DSKV_BAD_VALUE (the id is in flight, or what a part, credit or commit names is not). */
 enum dskv_code dskv_server_submit(struct dskv_server *server, const struct dskv_route *route, struct dskv_request *request,
                                   struct dskv_error *error);
 /* Front thread: marks a request of this route for cancellation; 1 when one was in flight. */

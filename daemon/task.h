@@ -79,6 +79,9 @@ void dskv_task_begin(struct dskv_state *state, const struct dskv_task_kind *kind
 /* Frees tasks that have ended. */
 void dskv_task_reap(struct dskv_state *state);
 
+/* Does what a message asks for (handle.c); the message stays the caller's, but for a request that became a task's. */
+void dskv_state_handle(struct dskv_state *state, struct dskv_message *message);
+
 /* Posts an event of a ticket: id, op and last are filled in. */
 void dskv_state_post(struct dskv_state *state, struct dskv_ticket *ticket, struct dskv_event *event);
 /* Posts an error as a ticket's last event. */

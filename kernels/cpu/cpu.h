@@ -14,11 +14,13 @@
 #include "kernels/cpu/threads.h"
 #include "kernels/device.h"
 
-enum { DSKV_PANEL = 32 };
+enum { DSKV_PANEL = 32, DSKV_SCRATCH_BYTES = 8 << 20 };
 
 struct dskv_cpu {
     struct dskv_device base;
+    int n_threads;
     struct dskv_threads *threads;
+    void *scratch; /* DSKV_SCRATCH_BYTES for one operation's own use; pages are taken on first touch */
 };
 
 static inline struct dskv_threads *dskv_cpu_threads(struct dskv_device *device)

@@ -217,6 +217,8 @@ static void cpu_close(struct dskv_device *device)
 {
     struct dskv_cpu *cpu = (struct dskv_cpu *)device;
     dskv_threads_close(&cpu->threads);
+    if (cpu->scratch)
+        cpu_free(device, cpu->scratch, DSKV_SCRATCH_BYTES);
     free(cpu);
 }
 
@@ -249,9 +251,11 @@ enum dskv_exit dskv_cpu_open(const struct dskv_device_options *options, struct d
     cpu->base.ops = path->ops;
     snprintf(cpu->base.name, sizeof cpu->base.name, "cpu (%s, %d thread%s)", path->name, options->n_threads,
              options->n_threads == 1 ? "" : "s");
+    cpu->n_threads = options->n_threads;
     cpu->threads = dskv_threads_open(options->n_threads);
-    if (!cpu->threads) {
-        free(cpu);
+    cpu->scratch = cpu_alloc(&cpu->base, DSKV_SCRATCH_BYTES);
+    if (!cpu->threads || !cpu->scratch) {
+        cpu_close(&cpu->base);
         return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "cannot start %d threads", options->n_threads);
     }
     *device = &cpu->base;

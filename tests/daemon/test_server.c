@@ -33,29 +33,6 @@ static void make_tokens(int32_t seed, int32_t *tokens, int32_t n)
         tokens[i] = 8 + (seed * 31 + i * 17 + i * i % 11) % 50;
 }
 
-/* A forward of one sequence; fails the test on an error. */
-static struct dskv_event forward(const struct dskv_prefix *prefix, const int32_t *tokens, int32_t n,
-                                 struct dskv_want want)
-{
-    struct dskv_forward_sequence sequence = {.tokens = local_tokens(tokens, n), .want = want};
-    if (prefix)
-        sequence.prefix = *prefix;
-    struct dskv_event event =
-        local_call(&client, &(struct dskv_request){.op = DSKV_OP_FORWARD, .forward = {1, &sequence}});
-    if (event.kind != DSKV_EVENT_RESULT)
-        CU_FAIL_FATAL(event.error.message);
-    return event;
-}
-
-/* A cache of these tokens. */
-static struct dskv_cache_ref make_cache(const struct dskv_prefix *prefix, const int32_t *tokens, int32_t n)
-{
-    struct dskv_event event = forward(prefix, tokens, n, (struct dskv_want){0});
-    struct dskv_cache_ref cache = event.forward.sequences[0].cache;
-    dskv_event_clear(&event);
-    return cache;
-}
-
 static struct dskv_error refused(const struct dskv_request *request)
 {
     struct dskv_event event = local_call(&client, request);
@@ -102,7 +79,7 @@ static void every_want_of_every_cut_equals_cold(void)
     begin_with(&(struct fake_engine_options){.n_blocks = 200});
     make_tokens(1, tokens, N);
     reference_append(&r, tokens, N);
-    struct dskv_cache_ref whole = make_cache(NULL, tokens, N);
+    struct dskv_cache_ref whole = local_cache(&client, NULL, tokens, N);
     CU_ASSERT_STRING_EQUAL(whole.origin, dskv_engine_info(local.engine)->numerics_id);
     for (int32_t cut = 0; cut < N; cut++) {
         struct dskv_prefix prefix = local_prefix(&whole, cut);
@@ -110,7 +87,7 @@ static void every_want_of_every_cut_equals_cold(void)
         prefix.check = dskv_tokens_check(0, tokens, (size_t)cut);
         int32_t n = N - cut;
         struct dskv_want want = {.logits_stop = n, .argmax = 1, .topk = 3, .score = 1};
-        struct dskv_event event = forward(&prefix, tokens + cut, n, want);
+        struct dskv_event event = local_forward(&client, &prefix, tokens + cut, n, want);
         struct dskv_forward_result *result = &event.forward.sequences[0];
         CU_ASSERT_EQUAL(result->cache.length, N);
         CU_ASSERT_EQUAL(result->cached, cut ? cut - 1 : 0); /* the first score needs the row before it */
@@ -136,8 +113,9 @@ static void two_at_once_equal_two_steps(void)
         for (int32_t at = 0; at < N; at += pieces[p]) {
             int32_t n = at + pieces[p] < N ? pieces[p] : N - at;
             struct dskv_prefix prefix = local_prefix(&cache, at);
-            struct dskv_event event = forward(at ? &prefix : NULL, tokens + at, n,
-                                              (struct dskv_want){.logits_stop = n, .argmax = 1, .topk = 3, .score = 1});
+            struct dskv_event event =
+                local_forward(&client, at ? &prefix : NULL, tokens + at, n,
+                              (struct dskv_want){.logits_stop = n, .argmax = 1, .topk = 3, .score = 1});
             check_rows(&event.forward.sequences[0], &r, at, n);
             cache = event.forward.sequences[0].cache;
             dskv_event_clear(&event);
@@ -155,12 +133,12 @@ static void without_tokens_the_last_one_is_run_again(void)
     begin();
     make_tokens(3, tokens, 20);
     reference_append(&r, tokens, 20);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 20);
+    struct dskv_cache_ref cache = local_cache(&client, NULL, tokens, 20);
     int64_t used = local_stats(&local).blocks_used;
     for (int32_t length = 1; length <= 20; length++) {
         struct dskv_prefix prefix = local_prefix(&cache, length);
-        struct dskv_event event =
-            forward(&prefix, NULL, 0, (struct dskv_want){.logits_stop = 1, .argmax = 1, .topk = 2, .score = 1});
+        struct dskv_event event = local_forward(
+            &client, &prefix, NULL, 0, (struct dskv_want){.logits_stop = 1, .argmax = 1, .topk = 2, .score = 1});
         struct dskv_forward_result *result = &event.forward.sequences[0];
         reference_row(&r, length - 1, row);
         CU_ASSERT_EQUAL(result->cache.present, 0);
@@ -183,11 +161,11 @@ static void forks_take_their_tails_alone(void)
     int32_t tokens[168];
     begin();
     make_tokens(4, tokens, 168);
-    struct dskv_cache_ref trunk = make_cache(NULL, tokens, 160);
+    struct dskv_cache_ref trunk = local_cache(&client, NULL, tokens, 160);
     struct dskv_stats_result before = local_stats(&local);
     CU_ASSERT_EQUAL(before.blocks_used, 10);
     for (int i = 0; i < 40; i++)
-        make_cache(&(struct dskv_prefix){.present = 1, .cache = trunk.id, .length = 160}, tokens + i, 3);
+        local_cache(&client, &(struct dskv_prefix){.present = 1, .cache = trunk.id, .length = 160}, tokens + i, 3);
     struct dskv_stats_result after = local_stats(&local);
     CU_ASSERT_EQUAL(after.blocks_used, 50);
     CU_ASSERT_EQUAL(after.rows_computed - before.rows_computed, 120);
@@ -289,8 +267,8 @@ static void f16_logits_are_the_rounded_ones(void)
     begin();
     make_tokens(6, tokens, 5);
     reference_append(&r, tokens, 5);
-    struct dskv_event event =
-        forward(NULL, tokens, 5, (struct dskv_want){.logits_start = 4, .logits_stop = 5, .logits_dtype = DSKV_F16});
+    struct dskv_event event = local_forward(
+        &client, NULL, tokens, 5, (struct dskv_want){.logits_start = 4, .logits_stop = 5, .logits_dtype = DSKV_F16});
     reference_row(&r, 4, row);
     dskv_convert(halves, DSKV_F16, row, DSKV_F32, FAKE_VOCAB);
     CU_ASSERT_EQUAL(event.forward.sequences[0].logits.dtype, DSKV_F16);
@@ -305,7 +283,7 @@ static void consume_gives_the_parent_up_at_success_alone(void)
     int32_t tokens[20];
     begin();
     make_tokens(7, tokens, 20);
-    struct dskv_cache_ref parent = make_cache(NULL, tokens, 20);
+    struct dskv_cache_ref parent = local_cache(&client, NULL, tokens, 20);
     struct dskv_forward_sequence sequence = {.prefix = local_prefix(&parent, 18),
                                              .tokens = local_tokens((int32_t[]){FAKE_BAD_TOKEN}, 1),
                                              .want = {.argmax = 1},
@@ -313,7 +291,7 @@ static void consume_gives_the_parent_up_at_success_alone(void)
     struct dskv_request request = {.op = DSKV_OP_FORWARD, .forward = {1, &sequence}};
     CU_ASSERT_EQUAL(refused(&request).code, DSKV_NOT_FINITE);
     struct dskv_prefix whole = local_prefix(&parent, 20);
-    struct dskv_event event = forward(&whole, NULL, 0, (struct dskv_want){0}); /* it still stands */
+    struct dskv_event event = local_forward(&client, &whole, NULL, 0, (struct dskv_want){0}); /* it still stands */
     dskv_event_clear(&event);
     sequence.tokens = local_tokens(tokens, 4);
     CU_ASSERT_EQUAL(refused(&request).code, DSKV_OK);
@@ -329,7 +307,7 @@ static void a_consumed_line_needs_no_copies(void)
     int32_t tokens[100];
     begin_with(&(struct fake_engine_options){.n_blocks = 7});
     make_tokens(8, tokens, 100);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 1);
+    struct dskv_cache_ref cache = local_cache(&client, NULL, tokens, 1);
     for (int32_t i = 1; i < 100; i++) {
         struct dskv_forward_sequence sequence = {.prefix = local_prefix(&cache, i),
                                                  .tokens = local_tokens(tokens + i, 1),
@@ -342,219 +320,6 @@ static void a_consumed_line_needs_no_copies(void)
         dskv_event_clear(&event);
     }
     CU_ASSERT_EQUAL(local_stats(&local).blocks_used, 7);
-    finish();
-}
-
-/* ---- verify ----------------------------------------------------------------------------------------------------- */
-
-static struct dskv_event verify(const struct dskv_prefix *prefix, const int32_t *tokens, int32_t n,
-                                const int32_t *draft, int32_t n_draft)
-{
-    struct dskv_request request = {
-        .op = DSKV_OP_VERIFY, .verify = {.tokens = local_tokens(tokens, n), .draft = local_tokens(draft, n_draft)}};
-    if (prefix)
-        request.verify.prefix = *prefix;
-    return local_call(&client, &request);
-}
-
-static void a_draft_is_accepted_as_far_as_it_is_greedy(void)
-{
-    int32_t tokens[33], draft[8];
-    begin_with(&(struct fake_engine_options){.n_blocks = 200});
-    make_tokens(9, tokens, 33);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 30);
-    for (int32_t n = 0; n <= 3; n++)
-        for (int32_t right = 0; right <= 8; right++) {
-            struct reference r = {0};
-            reference_append(&r, tokens, 30 + n);
-            for (int32_t i = 0; i < 8; i++) {
-                draft[i] = reference_next(&r, r.n - 1);
-                if (i == right)
-                    draft[i] = (draft[i] + 1) % FAKE_BAD_TOKEN;
-                reference_append(&r, &draft[i], 1);
-            }
-            struct dskv_prefix prefix = local_prefix(&cache, 30);
-            struct dskv_event event = verify(&prefix, tokens + 30, n, draft, 8);
-            CU_ASSERT_EQUAL_FATAL(event.kind, DSKV_EVENT_RESULT);
-            CU_ASSERT_EQUAL(event.verify.accepted, right);
-            CU_ASSERT_EQUAL(event.verify.next, reference_next(&r, 30 + n + right - 1));
-            CU_ASSERT_EQUAL(event.verify.cache.length, 30 + n + right);
-            CU_ASSERT_EQUAL(event.verify.cached, n ? 30 : 29);
-            CU_ASSERT_EQUAL(event.verify.computed, n ? n + 8 : 9);
-            int32_t stored[41];
-            struct fake_kv kv[41];
-            CU_ASSERT_EQUAL(local_export(&client, &event.verify.cache.id, 30 + n + right, stored, kv), DSKV_OK);
-            CU_ASSERT_EQUAL(memcmp(kv, r.kv, sizeof *kv * (size_t)(30 + n + right)), 0);
-            dskv_event_clear(&event);
-            reference_free(&r);
-        }
-    finish();
-}
-
-static void a_draft_needs_something_before_it(void)
-{
-    int32_t tokens[4];
-    begin();
-    make_tokens(10, tokens, 4);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 4);
-    struct dskv_prefix none = local_prefix(&cache, 0), some = local_prefix(&cache, 4);
-    struct dskv_event event = verify(NULL, NULL, 0, tokens, 2);
-    CU_ASSERT_EQUAL(event.error.code, DSKV_NO_ROW);
-    dskv_event_clear(&event);
-    event = verify(&none, NULL, 0, tokens, 2);
-    CU_ASSERT_EQUAL(event.error.code, DSKV_NO_ROW);
-    dskv_event_clear(&event);
-    event = verify(NULL, NULL, 0, NULL, 0);
-    CU_ASSERT_EQUAL(event.error.code, DSKV_EMPTY_REQUEST);
-    dskv_event_clear(&event);
-    event = verify(&some, NULL, 0, NULL, 0);
-    CU_ASSERT_EQUAL(event.kind, DSKV_EVENT_RESULT);
-    CU_ASSERT_EQUAL(event.verify.cache.length, 4);
-    dskv_event_clear(&event);
-    /* What follows from rejected tokens does not matter. */
-    event = verify(&some, NULL, 0, (int32_t[]){FAKE_BAD_TOKEN, 3}, 2);
-    CU_ASSERT_EQUAL(event.kind, DSKV_EVENT_RESULT);
-    CU_ASSERT_EQUAL(event.verify.accepted, 0);
-    dskv_event_clear(&event);
-    event = verify(&some, (int32_t[]){FAKE_BAD_TOKEN}, 1, (int32_t[]){3}, 1);
-    CU_ASSERT_EQUAL(event.error.code, DSKV_NOT_FINITE);
-    dskv_event_clear(&event);
-    finish();
-}
-
-/* ---- generate --------------------------------------------------------------------------------------------------- */
-
-/* Greedy tokens after a prompt, by the reference. */
-static void greedy(const int32_t *prompt, int32_t n, int32_t *tokens, int32_t n_tokens)
-{
-    struct reference r = {0};
-    reference_append(&r, prompt, n);
-    for (int32_t i = 0; i < n_tokens; i++) {
-        tokens[i] = reference_next(&r, r.n - 1);
-        reference_append(&r, &tokens[i], 1);
-    }
-    reference_free(&r);
-}
-
-static struct dskv_event generate(struct dskv_generate asked)
-{
-    return local_call(&client, &(struct dskv_request){.op = DSKV_OP_GENERATE, .generate = asked});
-}
-
-static void check_generated(const struct dskv_event *event, const int32_t *tokens, int32_t n,
-                            enum dskv_finish finish_reason)
-{
-    CU_ASSERT_EQUAL_FATAL(event->kind, DSKV_EVENT_RESULT);
-    CU_ASSERT_EQUAL(event->generate.finish, finish_reason);
-    CU_ASSERT_EQUAL_FATAL(event->generate.tokens.shape[0], n);
-    CU_ASSERT_EQUAL(memcmp(event->generate.tokens.data, tokens, (size_t)n * sizeof *tokens), 0);
-    CU_ASSERT_EQUAL(event->generate.steps, n - 1);
-}
-
-static void generation_is_the_greedy_loop(void)
-{
-    int32_t prompt[20], tokens[40];
-    begin();
-    make_tokens(11, prompt, 20);
-    greedy(prompt, 20, tokens, 40);
-    struct dskv_generate asked = {.tokens = local_tokens(prompt, 20), .max_tokens = 40, .top_p = 1, .ignore_eos = 1};
-    struct dskv_event event = generate(asked);
-    check_generated(&event, tokens, 40, DSKV_FINISH_LENGTH);
-    CU_ASSERT_EQUAL(event.generate.cache.length, 59);
-    CU_ASSERT_EQUAL(event.generate.computed, 59);
-    struct dskv_cache_ref cache = event.generate.cache;
-    dskv_event_clear(&event);
-    struct dskv_prefix cut = local_prefix(&cache, 30); /* goes on from a cut, without tokens */
-    asked = (struct dskv_generate){
-        .prefix = cut, .tokens = local_tokens(NULL, 0), .max_tokens = 10, .top_p = 1, .ignore_eos = 1};
-    event = generate(asked);
-    check_generated(&event, tokens + 10, 10, DSKV_FINISH_LENGTH);
-    CU_ASSERT_EQUAL(event.generate.cached, 29);
-    CU_ASSERT_EQUAL(event.generate.computed, 10);
-    CU_ASSERT_EQUAL(event.generate.cache.length, 39);
-    dskv_event_clear(&event);
-    CU_ASSERT_EQUAL(local_stats(&local).blocks_reserved, 0);
-    finish();
-}
-
-static void generation_stops_where_it_should(void)
-{
-    int32_t prompt[20], tokens[40], n_end = 0;
-    begin_with(&(struct fake_engine_options){.max_model_len = 50});
-    for (int32_t seed = 0; !n_end; seed++) { /* a prompt whose text has an end token, not too soon */
-        make_tokens(seed, prompt, 20);
-        greedy(prompt, 20, tokens, 30);
-        for (int32_t i = 5; i < 25 && !n_end; i++)
-            n_end = tokens[i] == FAKE_END_TOKEN ? i + 1 : 0;
-        for (int32_t i = 0; i < 5; i++)
-            n_end = tokens[i] == FAKE_END_TOKEN ? 0 : n_end;
-    }
-    struct dskv_generate asked = {.tokens = local_tokens(prompt, 20), .max_tokens = 128, .top_p = 1};
-    struct dskv_event event = generate(asked);
-    check_generated(&event, tokens, n_end, DSKV_FINISH_STOP);
-    dskv_event_clear(&event);
-    asked.ignore_eos = 1;
-    event = generate(asked); /* prompt and drawn tokens fill the context */
-    check_generated(&event, tokens, 30, DSKV_FINISH_CONTEXT);
-    CU_ASSERT_EQUAL(event.generate.cache.length, 49);
-    dskv_event_clear(&event);
-    asked.max_tokens = 30;
-    event = generate(asked);
-    check_generated(&event, tokens, 30, DSKV_FINISH_LENGTH);
-    dskv_event_clear(&event);
-    struct dskv_wire_tensor stops[2] = {local_tokens((int32_t[]){0, 1, 2, 3}, 4), local_tokens(tokens + 2, 2)};
-    asked.stops = stops;
-    asked.n_stops = 2;
-    event = generate(asked);
-    check_generated(&event, tokens, 4, DSKV_FINISH_STOP);
-    dskv_event_clear(&event);
-    CU_ASSERT_EQUAL(local_stats(&local).tokens_generated, n_end + 30 + 30 + 4);
-    finish();
-}
-
-static void a_stream_gives_the_same_tokens(void)
-{
-    int32_t prompt[20], tokens[12], n = 0;
-    begin();
-    make_tokens(12, prompt, 20);
-    greedy(prompt, 20, tokens, 12);
-    struct dskv_generate asked = {
-        .tokens = local_tokens(prompt, 20), .max_tokens = 12, .top_p = 1, .ignore_eos = 1, .stream = 1};
-    uint64_t id = local_send(&client, &(struct dskv_request){.op = DSKV_OP_GENERATE, .generate = asked}, NULL);
-    struct dskv_event event;
-    for (event = local_wait(&client, id); event.kind == DSKV_EVENT_TOKENS; event = local_wait(&client, id)) {
-        for (int32_t i = 0; i < event.tokens.shape[0]; i++)
-            CU_ASSERT_EQUAL(((const int32_t *)event.tokens.data)[i], tokens[n++]);
-        dskv_event_clear(&event);
-    }
-    CU_ASSERT_EQUAL(n, 12);
-    check_generated(&event, tokens, 12, DSKV_FINISH_LENGTH);
-    dskv_event_clear(&event);
-    finish();
-}
-
-static void a_seed_repeats_and_no_seed_is_told(void)
-{
-    int32_t prompt[20], first[16], last[16];
-    begin();
-    make_tokens(13, prompt, 20);
-    struct dskv_generate asked = {
-        .tokens = local_tokens(prompt, 20), .max_tokens = 16, .temperature = 1, .top_p = 0.9, .ignore_eos = 1};
-    struct dskv_event event = generate(asked);
-    CU_ASSERT_EQUAL_FATAL(event.kind, DSKV_EVENT_RESULT);
-    memcpy(first, event.generate.tokens.data, sizeof first);
-    asked.has_seed = 1;
-    asked.seed = event.generate.seed;
-    dskv_event_clear(&event);
-    event = generate(asked);
-    check_generated(&event, first, 16, DSKV_FINISH_LENGTH);
-    CU_ASSERT_EQUAL(event.generate.seed, asked.seed);
-    dskv_event_clear(&event);
-    asked.has_seed = 0;
-    event = generate(asked);
-    memcpy(last, event.generate.tokens.data, sizeof last);
-    CU_ASSERT_NOT_EQUAL(memcmp(first, last, sizeof last), 0);
-    dskv_event_clear(&event);
     finish();
 }
 
@@ -574,7 +339,7 @@ static void every_refusal_names_its_reason_and_changes_nothing(void)
     make_tokens(14, tokens, 600);
     reference_append(&r, tokens, 20);
     reference_row(&r, 19, row);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 20);
+    struct dskv_cache_ref cache = local_cache(&client, NULL, tokens, 20);
     struct dskv_stats_result before = local_stats(&local);
     struct dskv_prefix whole = local_prefix(&cache, 20), past = local_prefix(&cache, 21),
                        none = local_prefix(&cache, 0);
@@ -614,7 +379,7 @@ static void every_refusal_names_its_reason_and_changes_nothing(void)
         CU_ASSERT(error.has & DSKV_HAS_INDEX);
         CU_ASSERT_EQUAL(error.length, cases[i].length);
         CU_ASSERT_EQUAL(error.limit, cases[i].limit);
-        struct dskv_event event = forward(&whole, NULL, 0, (struct dskv_want){.logits_stop = 1});
+        struct dskv_event event = local_forward(&client, &whole, NULL, 0, (struct dskv_want){.logits_stop = 1});
         CU_ASSERT_EQUAL(memcmp(event.forward.sequences[0].logits.data, row, sizeof row), 0);
         dskv_event_clear(&event);
     }
@@ -624,31 +389,6 @@ static void every_refusal_names_its_reason_and_changes_nothing(void)
     CU_ASSERT_EQUAL(after.caches, 1);
     CU_ASSERT_EQUAL(after.errors - before.errors, (int64_t)(sizeof cases / sizeof *cases));
     reference_free(&r);
-    finish();
-}
-
-static void the_limit_itself_works(void)
-{
-    static int32_t tokens[512];
-    begin();
-    make_tokens(15, tokens, 512);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 511);
-    struct dskv_prefix prefix = local_prefix(&cache, 511);
-    struct dskv_cache_ref full = make_cache(&prefix, tokens + 511, 1);
-    CU_ASSERT_EQUAL(full.length, 512);
-    prefix = local_prefix(&full, 512);
-    struct dskv_event event = generate(
-        (struct dskv_generate){.prefix = prefix, .tokens = local_tokens(NULL, 0), .max_tokens = 1, .top_p = 1});
-    CU_ASSERT_EQUAL(event.error.code, DSKV_TOO_LONG); /* the drawn token would be number 513 */
-    CU_ASSERT_EQUAL(event.error.length, 513);
-    dskv_event_clear(&event);
-    prefix = local_prefix(&full, 511);
-    event = generate((struct dskv_generate){
-        .prefix = prefix, .tokens = local_tokens(NULL, 0), .max_tokens = 9, .top_p = 1, .ignore_eos = 1});
-    CU_ASSERT_EQUAL(event.kind, DSKV_EVENT_RESULT);
-    CU_ASSERT_EQUAL(event.generate.finish, DSKV_FINISH_CONTEXT);
-    CU_ASSERT_EQUAL(event.generate.tokens.shape[0], 1);
-    dskv_event_clear(&event);
     finish();
 }
 
@@ -675,7 +415,7 @@ static void what_makes_caches_needs_a_session(void)
     int32_t tokens[4];
     begin();
     make_tokens(17, tokens, 4);
-    struct dskv_cache_ref cache = make_cache(NULL, tokens, 4);
+    struct dskv_cache_ref cache = local_cache(&client, NULL, tokens, 4);
     struct local_client stranger = {.local = &local, .route = {.n = 1, .bytes = {9}}};
     struct dskv_forward_sequence sequence = {.tokens = local_tokens(tokens, 4)};
     struct dskv_request requests[] = {
@@ -719,14 +459,7 @@ int main(void)
             {"f16 logits are the rounded ones", f16_logits_are_the_rounded_ones},
             {"consume gives the parent up at success alone", consume_gives_the_parent_up_at_success_alone},
             {"a consumed line needs no copies", a_consumed_line_needs_no_copies},
-            {"a draft is accepted as far as it is greedy", a_draft_is_accepted_as_far_as_it_is_greedy},
-            {"a draft needs something before it", a_draft_needs_something_before_it},
-            {"generation is the greedy loop", generation_is_the_greedy_loop},
-            {"generation stops where it should", generation_stops_where_it_should},
-            {"a stream gives the same tokens", a_stream_gives_the_same_tokens},
-            {"a seed repeats and no seed is told", a_seed_repeats_and_no_seed_is_told},
             {"every refusal names its reason and changes nothing", every_refusal_names_its_reason_and_changes_nothing},
-            {"the limit itself works", the_limit_itself_works},
             {"a reply beyond the limit is refused", a_reply_beyond_the_limit_is_refused},
             {"what makes caches needs a session", what_makes_caches_needs_a_session},
             {NULL, NULL},

@@ -163,7 +163,7 @@ static void an_empty_cache_travels_too(void)
     begin(&(struct fake_engine_options){0}, 0);
     CU_ASSERT_EQUAL_FATAL(local_import(&client, tokens, 0, NULL, -1, &cache, NULL), DSKV_OK);
     CU_ASSERT_EQUAL(cache.length, 0);
-    CU_ASSERT_EQUAL(local_export(&client, &cache.id, 0, NULL, NULL), DSKV_OK);
+    CU_ASSERT_EQUAL(local_export(&client, &cache.id, 0, tokens, NULL), DSKV_OK);
     CU_ASSERT_EQUAL(local_stats(&local).blocks_used, 0);
     struct dskv_cache_ref longer = make_cache(&cache, 0, tokens, 20);
     CU_ASSERT_EQUAL(longer.length, 20);

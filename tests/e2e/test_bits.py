@@ -139,7 +139,8 @@ def test_an_export_and_an_import_are_the_same_cache(daemon, client):
 def test_the_ids_of_the_arithmetic_are_equal_where_the_bits_are():
     """Block size is no part of the numerics id, and no bit depends on it; the dtype of the KV is."""
     rows, ids = {}, tokens(150, 9)
-    for name, options in {"64": [], "16": ["--block-tokens", "16"], "f16": ["--kv-dtype", "f16"]}.items():
+    wide, narrow = ["--kv-dtype", "f32"], ["--kv-dtype", "f16"]
+    for name, options in {"64": wide, "16": [*wide, "--block-tokens", "16"], "f16": narrow}.items():
         with Daemon("atlas-llama", options=options) as daemon, dskv.connect(daemon.endpoint) as client:
             base = client.forward(ids[:99], logits="last")
             made = client.forward(ids[99:], prefix=base.cache, logits="all")

@@ -161,6 +161,27 @@ struct dskv_prefix local_prefix(const struct dskv_cache_ref *cache, int32_t leng
     return (struct dskv_prefix){.present = 1, .cache = cache->id, .length = length};
 }
 
+struct dskv_event local_forward(struct local_client *client, const struct dskv_prefix *prefix, const int32_t *tokens,
+                                int32_t n, struct dskv_want want)
+{
+    struct dskv_forward_sequence sequence = {.tokens = local_tokens(tokens, n), .want = want};
+    if (prefix)
+        sequence.prefix = *prefix;
+    struct dskv_event event =
+        local_call(client, &(struct dskv_request){.op = DSKV_OP_FORWARD, .forward = {1, &sequence}});
+    DSKV_ASSERT(event.kind == DSKV_EVENT_RESULT, "%s", event.error.message);
+    return event;
+}
+
+struct dskv_cache_ref local_cache(struct local_client *client, const struct dskv_prefix *prefix, const int32_t *tokens,
+                                  int32_t n)
+{
+    struct dskv_event event = local_forward(client, prefix, tokens, n, (struct dskv_want){0});
+    struct dskv_cache_ref cache = event.forward.sequences[0].cache;
+    dskv_event_clear(&event);
+    return cache;
+}
+
 /* ---- keys and values -------------------------------------------------------------------------------------------- */
 
 static float *value_of(struct fake_kv *kv, int32_t layer, int is_value, int32_t head)

@@ -50,6 +50,12 @@ struct dskv_event local_call(struct local_client *client, const struct dskv_requ
 struct dskv_wire_tensor local_tokens(const int32_t *ids, int32_t n);
 struct dskv_prefix local_prefix(const struct dskv_cache_ref *cache, int32_t length);
 
+/* A forward of one sequence, and the cache alone that it makes; an error ends the program.  prefix may be null. */
+struct dskv_event local_forward(struct local_client *client, const struct dskv_prefix *prefix, const int32_t *tokens,
+                                int32_t n, struct dskv_want want);
+struct dskv_cache_ref local_cache(struct local_client *client, const struct dskv_prefix *prefix, const int32_t *tokens,
+                                  int32_t n);
+
 /* Reads a cache's keys and values by an export; returns the error's code. */
 enum dskv_code local_export(struct local_client *client, const struct dskv_id *cache, int32_t length, int32_t *tokens,
                             struct fake_kv *kv);
