@@ -18,18 +18,25 @@
  *     dskv_output_free(&a);
  *     dskv_close(&client);
  *
- * Errors.   A call returns DSKV_OK (0) or the code that is also in *error (which may be null); it has then changed
- * nothing and set its result to null.  Codes and details: dskv/error.h. Options.  A struct of options begins with its
- * size and is otherwise zero where the default is meant; null means all defaults where a call can do without.  A
- * library that is older than the caller's header refuses (unsupported) what it does not know, instead of passing it
- * over. Results.  Each is one allocation for the caller, released by one call that also nulls the pointer; nothing else
- * is freed. Arrays inside live as long as the result.  A result owns the cache that it names: dskv_cache_take keeps it.
- * Time.     timeout_ms: 0 is the client's own (dskv_connect), negative is for ever.  It counts from the last thing
- * heard of the call.  A call that times out is cancelled at the server. Threads.  A client, its caches, results and
- * streams are used by one thread at a time; several clients are independent. While a stream is open, other calls may be
- * made on its client. Leases.   A server lets go of the caches of a client that it has not heard of for a while (info:
- * cache_lease_ms): a program that pauses for longer pings.  When that has happened, or when the server was started
- * again, one call fails with bad_value and the field "session": all caches are gone, and the next call begins anew.
+ * Errors: a call returns DSKV_OK (0) or the code that is also in *error (which may be null); it has then changed nothing
+ * and set its result to null.  Codes and details: dskv/error.h.
+ *
+ * Options: a struct of options begins with its size and is otherwise zero where the default is meant; null means all
+ * defaults where a call can do without.  A library that is older than the caller's header refuses (unsupported) what it
+ * does not know, instead of passing it over.
+ *
+ * Results: each is one allocation for the caller, released by one call that also nulls the pointer; nothing else is
+ * freed.  Arrays inside live as long as the result.  A result owns the cache that it names: dskv_cache_take keeps it.
+ *
+ * Time: timeout_ms 0 is the client's own (dskv_connect), negative is for ever.  It counts from the last thing heard of
+ * the call.  A call that times out is cancelled at the server.
+ *
+ * Threads: a client, its caches, results and streams are used by one thread at a time; several clients are independent.
+ * While a stream is open, other calls may be made on its client.
+ *
+ * Leases: a server lets go of the caches of a client that it has not heard of for a while (info: cache_lease_ms): a
+ * program that pauses for longer pings.  When that has happened, or when the server was started again, one call fails
+ * with bad_value and the field "session": all caches are gone, and the next call begins anew.
  */
 #ifndef DSKV_CLIENT_H
 #define DSKV_CLIENT_H
