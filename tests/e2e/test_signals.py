@@ -37,9 +37,20 @@ class InBackground(threading.Thread):
             self.error = error
 
 
-def long_generate(endpoint, tokens=600):
+def long_generate(endpoint):
     client = dskv.connect(endpoint)
-    return InBackground(lambda: client.generate(PROMPT, max_tokens=tokens, ignore_eos=True))
+    return InBackground(lambda: client.generate(PROMPT, max_tokens=600, ignore_eos=True))
+
+
+def endless_generate(endpoint):
+    """Generates again and again, so that there is work whenever the end comes."""
+    client = dskv.connect(endpoint)
+
+    def go_on():
+        while True:
+            client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+
+    return InBackground(go_on)
 
 
 def wait_busy(client):
@@ -81,7 +92,7 @@ def test_drain_of_an_idle_daemon(ranks):
 def test_end_within_three_seconds(ranks, which):
     with Daemon(ranks=ranks) as daemon:
         with dskv.connect(daemon.endpoint) as client:
-            running = long_generate(daemon.endpoint, tokens=1000)
+            running = endless_generate(daemon.endpoint)
             wait_busy(client)
             shared = daemon.shared_files()
             begin = time.monotonic()
@@ -118,7 +129,7 @@ def test_killed_rank_ends_the_job(victim, busy):
         with dskv.connect(daemon.endpoint, timeout=2.0) as client:
             client.ping()
             if busy:
-                running = long_generate(daemon.endpoint, tokens=1000)
+                running = endless_generate(daemon.endpoint)
                 wait_busy(client)
             shared = daemon.shared_files()
             if victim == 1:  # rank 0 ends in order and takes its socket along

@@ -308,11 +308,12 @@ static void gathered_rows(void)
     enum { ROWS = 70, WIDTH = 257, N = 9 };
     static const int32_t index[N] = {3, 69, 0, 3, 12, 55, 1, 68, 3};
     for (int t = 0; t < N_DTYPES; t++) {
+        enum dskv_dtype dtype = test_activation(gpu, dtypes[t]);
         uint64_t seed = 9;
-        float *x = random_values(&seed, dtypes[t], ROWS * WIDTH);
+        float *x = random_values(&seed, dtype, ROWS * WIDTH);
         int32_t *rows = device_ids(gpu, index, N);
-        struct dskv_tensor in = test_put(gpu, x, dtypes[t], ROWS, WIDTH, GAP),
-                           out = test_put(gpu, NULL, dtypes[t], N, WIDTH, 1);
+        struct dskv_tensor in = test_put(gpu, x, dtype, ROWS, WIDTH, GAP),
+                           out = test_put(gpu, NULL, dtype, N, WIDTH, 1);
         dskv_op_gather_rows(gpu, &(struct dskv_gather_rows){in, rows, out});
         float *got = test_take(gpu, &out);
         for (int i = 0; i < N; i++)
@@ -326,7 +327,7 @@ static void gathered_rows(void)
 
 /* ---- the pool's bytes ------------------------------------------------------------------------------------------- */
 
-enum { POOL_LAYERS = 2, POOL_BLOCKS = 5, POOL_TOKENS = 40 };
+enum { POOL_LAYERS = 2, POOL_BLOCKS = 5, POOL_TOKENS = 30 };
 
 /* Writes tokens of layer 1 into poisoned blocks, copies part of a block, gathers both kinds of bytes of every block. */
 static void *pool_bytes(struct dskv_device *device, struct dskv_kv kv, enum dskv_dtype dtype, const float *k,
@@ -343,13 +344,14 @@ static void *pool_bytes(struct dskv_device *device, struct dskv_kv kv, enum dskv
     for (int i = 0; i < POOL_TOKENS; i++) /* every seventh is not written */
         slots[i] = i % 7 == 6 ? -1 : (i * 11) % (2 * kv.block_tokens) + kv.block_tokens;
     const struct dskv_block_copy copies[] = {{1, 3, 13, 0}, {2, 0, kv.block_tokens, 0}, {0, 4, 0, 0}};
-    int32_t *device_slots = device_ids(device, slots, POOL_TOKENS), *device_table = device_ids(device, table, POOL_BLOCKS);
+    int32_t *device_slots = device_ids(device, slots, POOL_TOKENS),
+            *device_table = device_ids(device, table, POOL_BLOCKS);
     struct dskv_block_copy *device_copies = test_put_bytes(device, copies, sizeof copies);
     enum dskv_dtype activation = test_activation(device, dtype);
     struct dskv_tensor kt = test_put(device, k, activation, POOL_TOKENS, cols, GAP),
                        vt = test_put(device, v, activation, POOL_TOKENS, cols, 0);
     dskv_op_kv_write(device, &(struct dskv_kv_write){kv, 1, device_slots, kt, vt});
-    dskv_op_kv_copy(device, &(struct dskv_kv_copy){kv, device_copies, 2});
+    dskv_op_kv_copy(device, &(struct dskv_kv_copy){kv, device_copies, 3});
     size_t piece = (size_t)(n_tokens * cols) * dskv_dtype_bytes(kv.dtype);
     *n_bytes = 2 * POOL_LAYERS * piece;
     char *dense = dskv_device_alloc(device, *n_bytes);
@@ -416,14 +418,18 @@ static void pieces_come_back(void)
                 float *x = random_values(&seed, dtypes[e], HEADS * (STOP - START) * 20);
                 in = test_put(gpu, x, dtypes[e], HEADS * (STOP - START), 20, 0);
                 out = test_put(gpu, NULL, dtypes[e], HEADS * (STOP - START), 20, 0);
-                dskv_op_kv_scatter(gpu, &(struct dskv_kv_dense){kv, 1, is_value, 1, HEADS, device_table, START, STOP, in.data});
-                dskv_op_kv_gather(gpu, &(struct dskv_kv_dense){kv, 1, is_value, 1, HEADS, device_table, START, STOP, out.data});
+                dskv_op_kv_scatter(
+                    gpu, &(struct dskv_kv_dense){kv, 1, is_value, 1, HEADS, device_table, START, STOP, in.data});
+                dskv_op_kv_gather(
+                    gpu, &(struct dskv_kv_dense){kv, 1, is_value, 1, HEADS, device_table, START, STOP, out.data});
                 float *got = test_take(gpu, &out);
                 CU_ASSERT(test_same_bits("a piece", got, x, HEADS * (STOP - START) * 20));
                 free(got);
-                for (int other = 0; other < 2 * POOL_LAYERS; other++) { /* head 0 everywhere, and the other places of 1, 2 */
+                for (int other = 0; other < 2 * POOL_LAYERS;
+                     other++) { /* head 0 everywhere, and the other places of 1, 2 */
                     struct dskv_tensor rest = test_put(gpu, NULL, dtypes[e], 3 * 160, 20, 0);
-                    dskv_op_kv_gather(gpu, &(struct dskv_kv_dense){kv, other / 2, other % 2, 0, 3, device_table, 0, 160, rest.data});
+                    dskv_op_kv_gather(
+                        gpu, &(struct dskv_kv_dense){kv, other / 2, other % 2, 0, 3, device_table, 0, 160, rest.data});
                     float *all = test_take(gpu, &rest);
                     int wrong = 0;
                     for (int i = 0; i < 3 * 160 * 20; i++) {
