@@ -1,10 +1,11 @@
 /* Comm of several ranks of one host for devices with memory of their own, through host memory that all ranks share.
  *
- * A rank copies its slot to the shared segment, all meet, and each copies everybody's to its device and adds them there in
- * rank order.  It asks nothing of the devices, so that ranks may even share one; where peers can reach each other's memory a
- * faster comm gives the same bits.
+ * A rank copies its slot to the shared segment, all meet, and each copies everybody's to its device and adds them there
+ * in rank order.  It asks nothing of the devices, so that ranks may even share one; where peers can reach each other's
+ * memory a faster comm gives the same bits.
  *
- * Two sets of shared slots alternate, as in comm_shm.c.  On the device one set is enough: copies and operations are in order.
+ * Two sets of shared slots alternate, as in comm_shm.c.  On the device one set is enough: copies and operations are in
+ * order.
  */
 #include "parallel/comm.h"
 
@@ -76,7 +77,8 @@ static enum dskv_exit bring(struct staged *staged, size_t bytes, struct dskv_err
         return dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
     for (int32_t r = 0; r < n_ranks; r++)
         if (r != self)
-            dskv_device_upload(staged->device, (void *)(uintptr_t)staged->slots[r], set + (size_t)r * staged->stride, bytes);
+            dskv_device_upload(staged->device, (void *)(uintptr_t)staged->slots[r], set + (size_t)r * staged->stride,
+                               bytes);
     return DSKV_EXIT_OK;
 }
 
@@ -87,14 +89,15 @@ static enum dskv_exit staged_exchange(void *state, const void *const **slots, st
     return bring(staged, staged->slot_bytes, error);
 }
 
-static enum dskv_exit staged_sum(void *state, int64_t rows, int64_t cols, enum dskv_dtype dtype, struct dskv_tensor *sum,
-                                 struct dskv_error *error)
+static enum dskv_exit staged_sum(void *state, int64_t rows, int64_t cols, enum dskv_dtype dtype,
+                                 struct dskv_tensor *sum, struct dskv_error *error)
 {
     struct staged *staged = state;
     enum dskv_exit code = bring(staged, (size_t)rows * (size_t)cols * dskv_dtype_bytes(dtype), error);
     if (code)
         return code;
-    *sum = dskv_tensor(staged->memory, dtype, rows, cols); /* over rank 0's part: each element is read before it is written */
+    *sum = dskv_tensor(staged->memory, dtype, rows,
+                       cols); /* over rank 0's part: each element is read before it is written */
     struct dskv_sum add = {staged->slots, staged->peers->n_ranks, *sum};
     dskv_op_sum(staged->device, &add);
     return DSKV_EXIT_OK;

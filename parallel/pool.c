@@ -3,10 +3,9 @@
 #include "parallel/engine.h"
 #include "parallel/job.h"
 
-
 #define HOST_FRACTION 0.5             /* of free memory at most by default: the host has other work */
 #define HOST_BYTES (INT64_C(1) << 30) /* per rank at most by default */
-#define DEFAULT_CONTEXTS 64          /* full-length contexts at most by default */
+#define DEFAULT_CONTEXTS 64           /* full-length contexts at most by default */
 
 struct dskv_kv dskv_pool_shape(const struct dskv_model *model, const struct dskv_shard *shard, int32_t block_tokens,
                                enum dskv_dtype dtype)

@@ -33,8 +33,8 @@ void dskv_log(enum dskv_log_level level, const char *subsystem, const char *form
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &local);
     char line[1024];
-    int used = snprintf(line, sizeof line, "%02d:%02d:%02d.%03d rank %d %s %s: ", local.tm_hour, local.tm_min, local.tm_sec,
-                        (int)(now.tv_nsec / 1000000), current_rank, subsystem, level_names[level]);
+    int used = snprintf(line, sizeof line, "%02d:%02d:%02d.%03d rank %d %s %s: ", local.tm_hour, local.tm_min,
+                        local.tm_sec, (int)(now.tv_nsec / 1000000), current_rank, subsystem, level_names[level]);
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line + used, sizeof line - (size_t)used, format, arguments);

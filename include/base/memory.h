@@ -1,5 +1,6 @@
-/* Memory: allocation that cannot return null.  Small host structures only: running out of them is the end of the process
- * (DSKV_EXIT_MEMORY); pools, weights and buffers are allocated by their owners with calls that report failure. */
+/* Memory: allocation that cannot return null.  Small host structures only: running out of them is the end of the
+ * process (DSKV_EXIT_MEMORY); pools, weights and buffers are allocated by their owners with calls that report failure.
+ */
 #ifndef DSKV_BASE_MEMORY_H
 #define DSKV_BASE_MEMORY_H
 

@@ -5,10 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const code_names[DSKV_N_CODES] = {
-    [DSKV_OK] = "ok",
+static const char *const code_names[DSKV_N_CODES] = {[DSKV_OK] = "ok",
 #define CODE_NAME(constant, name, when) [constant] = name,
-    DSKV_CODES(CODE_NAME)
+                                                     DSKV_CODES(CODE_NAME)
 #undef CODE_NAME
 };
 

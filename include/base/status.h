@@ -1,9 +1,9 @@
 /* Status: how the parts of dskvd report failure.
  *
- * Two worlds.  An operating error is a value: a request's error is an `enum dskv_code` with a filled `struct dskv_error`;
- * a failed start or a lost device is an `enum dskv_exit`, the daemon's exit code, with its sentence in `error->message`.
- * It is made once, where it happens, and passed up unchanged.  A bug is an always-on assertion that prints the values and
- * ends the process with DSKV_EXIT_BUG.  This module knows nothing of requests, ranks or devices.
+ * Two worlds.  An operating error is a value: a request's error is an `enum dskv_code` with a filled `struct
+ * dskv_error`; a failed start or a lost device is an `enum dskv_exit`, the daemon's exit code, with its sentence in
+ * `error->message`. It is made once, where it happens, and passed up unchanged.  A bug is an always-on assertion that
+ * prints the values and ends the process with DSKV_EXIT_BUG.  This module knows nothing of requests, ranks or devices.
  */
 #ifndef DSKV_BASE_STATUS_H
 #define DSKV_BASE_STATUS_H

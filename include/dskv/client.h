@@ -18,8 +18,8 @@
  *     dskv_output_free(&a);
  *     dskv_close(&client);
  *
- * Errors: a call returns DSKV_OK (0) or the code that is also in *error (which may be null); it has then changed nothing
- * and set its result to null.  Codes and details: dskv/error.h.
+ * Errors: a call returns DSKV_OK (0) or the code that is also in *error (which may be null); it has then changed
+ * nothing and set its result to null.  Codes and details: dskv/error.h.
  *
  * Options: a struct of options begins with its size and is otherwise zero where the default is meant; null means all
  * defaults where a call can do without.  A library that is older than the caller's header refuses (unsupported) what it

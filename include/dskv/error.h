@@ -1,7 +1,8 @@
 /* Errors of dskvd, as its protocol, the C client and every part of the daemon name them.
  *
  * An error is a value: a code, one sentence for a person, and details for a program.  A call that fails returns the
- * code, fills the error and has changed nothing.  The names on the wire are the ones in DSKV_CODES (see ipc/PROTOCOL.md).
+ * code, fills the error and has changed nothing.  The names on the wire are the ones in DSKV_CODES (see
+ * ipc/PROTOCOL.md).
  */
 #ifndef DSKV_ERROR_H
 #define DSKV_ERROR_H
@@ -49,7 +50,7 @@ enum dskv_code {
 #define DSKV_CODE_ENUM(constant, name, when) constant,
     DSKV_CODES(DSKV_CODE_ENUM)
 #undef DSKV_CODE_ENUM
-    DSKV_N_CODES
+        DSKV_N_CODES
 };
 
 /* The name on the wire ("pool_full"), "ok" for DSKV_OK.  Never null for a valid code. */

@@ -8,13 +8,12 @@
  *   matmul     y[m][n] is one f32 accumulator over k ascending: acc = fma(x[m][k], w[n][k], acc), from acc = 0; then
  *              + bias[n], rounded once to y's dtype.  The same for every number of rows and wherever a row stands.
  *   attention  a score is one accumulator over the head's dimensions ascending, then * scale.  Keys are cut at absolute
- *              positions into pieces of DSKV_KEY_PIECE; each piece starts afresh (its maximum, weights exp(s - max), their
- *              sum in 16 lanes and one fixed tree, values accumulated over keys ascending), a masked key's weight is
- *              selected to 0, a fully masked piece is skipped, and pieces merge in ascending order.
- *   norm       sums run in 16 lanes over columns and one fixed tree; the shape depends on the width alone.
- *   exp, tanh, erf, rsqrt  are our own or exactly rounded ones: one formula for vector bodies and tails.
- * Operations on a CPU run when called; on a stream device they are queued in order, and dskv_device_sync waits.
- * No operation allocates.
+ *              positions into pieces of DSKV_KEY_PIECE; each piece starts afresh (its maximum, weights exp(s - max),
+ * their sum in 16 lanes and one fixed tree, values accumulated over keys ascending), a masked key's weight is selected
+ * to 0, a fully masked piece is skipped, and pieces merge in ascending order. norm       sums run in 16 lanes over
+ * columns and one fixed tree; the shape depends on the width alone. exp, tanh, erf, rsqrt  are our own or exactly
+ * rounded ones: one formula for vector bodies and tails. Operations on a CPU run when called; on a stream device they
+ * are queued in order, and dskv_device_sync waits. No operation allocates.
  */
 #ifndef DSKV_KERNELS_OPS_H
 #define DSKV_KERNELS_OPS_H
@@ -30,12 +29,12 @@ struct dskv_weight; /* a prepared weight: opaque layout, [n, k] with n outputs *
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
 struct dskv_device_options {
-    const char *kind;      /* "auto", "cpu", "cuda" */
-    int index;             /* which device of that kind (cuda) */
-    int share;             /* ranks share devices: index counts round and round (cuda) */
-    int n_threads;         /* cpu: threads of this rank, >= 1 */
-    const char *cpu_path;  /* cpu: null = best of this processor; "avx512", "avx2", "plain": for tests */
-    int trace;             /* print a checksum per operation */
+    const char *kind;     /* "auto", "cpu", "cuda" */
+    int index;            /* which device of that kind (cuda) */
+    int share;            /* ranks share devices: index counts round and round (cuda) */
+    int n_threads;        /* cpu: threads of this rank, >= 1 */
+    const char *cpu_path; /* cpu: null = best of this processor; "avx512", "avx2", "plain": for tests */
+    int trace;            /* print a checksum per operation */
 };
 
 enum dskv_exit dskv_device_open(const struct dskv_device_options *options, struct dskv_device **device,
@@ -45,7 +44,8 @@ void dskv_device_close(struct dskv_device **device);
 const char *dskv_device_kind(const struct dskv_device *device);
 /* A name for people: "cpu (avx512, 2 threads)". */
 const char *dskv_device_name(const struct dskv_device *device);
-/* What fixes this device's arithmetic, for the numerics id: "cpu-16x1".  The same for all vector paths that agree in bits. */
+/* What fixes this device's arithmetic, for the numerics id: "cpu-16x1".  The same for all vector paths that agree in
+ * bits. */
 const char *dskv_device_numerics(const struct dskv_device *device);
 /* The dtype of activations for weights held in this dtype (cpu: always f32). */
 enum dskv_dtype dskv_device_activation_dtype(const struct dskv_device *device, enum dskv_dtype weights);
@@ -68,8 +68,8 @@ int dskv_device_is_host(const struct dskv_device *device);
 /* An all-zero weight of n outputs over k inputs, held as dtype; null when there is no memory.  n or k may be 0. */
 struct dskv_weight *dskv_weight_open(struct dskv_device *device, int64_t n, int64_t k, enum dskv_dtype dtype);
 void dskv_weight_close(struct dskv_device *device, struct dskv_weight **weight);
-/* Stores outputs [first, first + n_rows), all inputs, from host rows [n_rows, k] of any float dtype, converting when dtypes
- * differ.  first and n_rows are free; rows that are never filled stay zero. */
+/* Stores outputs [first, first + n_rows), all inputs, from host rows [n_rows, k] of any float dtype, converting when
+ * dtypes differ.  first and n_rows are free; rows that are never filled stay zero. */
 void dskv_weight_fill(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                       const void *rows, enum dskv_dtype dtype);
 int64_t dskv_weight_n(const struct dskv_weight *weight);
@@ -107,44 +107,47 @@ enum dskv_norm_kind { DSKV_LAYER_NORM, DSKV_RMS_NORM };
 struct dskv_norm {
     enum dskv_norm_kind kind;
     float eps;
-    struct dskv_tensor x;             /* activation [rows, width] */
-    const float *weight, *bias;       /* device f32 [width]; bias null: none */
-    struct dskv_tensor out;           /* activation [rows, width]; may be x */
+    struct dskv_tensor x;       /* activation [rows, width] */
+    const float *weight, *bias; /* device f32 [width]; bias null: none */
+    struct dskv_tensor out;     /* activation [rows, width]; may be x */
 };
 void dskv_op_norm(struct dskv_device *device, const struct dskv_norm *p);
 
 /* y[m][n] = sum_k x[m][k] w[n][k] (+ bias[n]).  y may be f32 whatever the activations are (logits). */
 struct dskv_matmul {
-    struct dskv_tensor x;            /* activation [rows, k] */
-    const struct dskv_weight *w;     /* [n, k] */
-    const float *bias;               /* device f32 [n] or null */
-    struct dskv_tensor y;            /* [rows, n] */
+    struct dskv_tensor x;        /* activation [rows, k] */
+    const struct dskv_weight *w; /* [n, k] */
+    const float *bias;           /* device f32 [n] or null */
+    struct dskv_tensor y;        /* [rows, n] */
 };
 void dskv_op_matmul(struct dskv_device *device, const struct dskv_matmul *p);
 
-enum dskv_rope_style { DSKV_ROPE_HALVES /* pairs (i, i + rotary/2), Llama */, DSKV_ROPE_PAIRS /* (2i, 2i + 1), GPT-J */ };
+enum dskv_rope_style {
+    DSKV_ROPE_HALVES /* pairs (i, i + rotary/2), Llama */,
+    DSKV_ROPE_PAIRS /* (2i, 2i + 1), GPT-J */
+};
 /* Rotates the first rotary_dim dimensions of every head in place, unfused: a*cos - b*sin, b*cos + a*sin. */
 struct dskv_rope {
     enum dskv_rope_style style;
-    const int32_t *positions;        /* device [rows] */
-    const float *cos, *sin;          /* device f32 [max_positions, rotary_dim / 2] */
+    const int32_t *positions;              /* device [rows] */
+    const float *cos, *sin;                /* device f32 [max_positions, rotary_dim / 2] */
     int32_t rotary_dim, head_dim, n_heads; /* heads in x */
-    struct dskv_tensor x;            /* activation [rows, n_heads * head_dim] */
+    struct dskv_tensor x;                  /* activation [rows, n_heads * head_dim] */
 };
 void dskv_op_rope(struct dskv_device *device, const struct dskv_rope *p);
 
-/* Stores row r's keys and values in slot slots[r] = block * block_tokens + place of `layer`, rounded to the pool's dtype;
- * slot -1 stores nothing. */
+/* Stores row r's keys and values in slot slots[r] = block * block_tokens + place of `layer`, rounded to the pool's
+ * dtype; slot -1 stores nothing. */
 struct dskv_kv_write {
     struct dskv_kv kv;
     int32_t layer;
-    const int32_t *slots;            /* device [rows] */
-    struct dskv_tensor k, v;         /* activation [rows, n_kv_heads_local * head_dim] */
+    const int32_t *slots;    /* device [rows] */
+    struct dskv_tensor k, v; /* activation [rows, n_kv_heads_local * head_dim] */
 };
 void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
 
-/* One run of query rows that share a block table: rows [first, first + n_tokens), row i at position start + i, reading keys
- * 0 .. start + i (its own included) through table[first_block ...]. */
+/* One run of query rows that share a block table: rows [first, first + n_tokens), row i at position start + i, reading
+ * keys 0 .. start + i (its own included) through table[first_block ...]. */
 struct dskv_attention_work {
     int32_t first, n_tokens, start, first_block, n_blocks;
     int32_t reserved[3]; /* zero; masks and tree parents will be named here */
@@ -155,12 +158,12 @@ struct dskv_attention {
     int32_t layer;
     float scale;
     int32_t n_heads_local;
-    const int32_t *kv_head_of_head;          /* device [n_heads_local]: local KV head of each local query head, ascending */
-    const struct dskv_attention_work *work;  /* device [n_work] */
+    const int32_t *kv_head_of_head; /* device [n_heads_local]: local KV head of each local query head, ascending */
+    const struct dskv_attention_work *work; /* device [n_work] */
     int32_t n_work;
-    int32_t max_keys;                        /* keys of the longest row, so that a grid can be sized; 0: not known */
-    const int32_t *tables;                   /* device: block ids */
-    struct dskv_tensor q, out;               /* activation [rows, n_heads_local * head_dim] */
+    int32_t max_keys;          /* keys of the longest row, so that a grid can be sized; 0: not known */
+    const int32_t *tables;     /* device: block ids */
+    struct dskv_tensor q, out; /* activation [rows, n_heads_local * head_dim] */
 };
 void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *p);
 
@@ -181,57 +184,58 @@ struct dskv_residual {
 };
 void dskv_op_residual(struct dskv_device *device, const struct dskv_residual *p);
 
-/* out = partials[0] + partials[1] + ... in this order, in f32, rounded once: the sum over ranks of gathered partials. */
+/* out = partials[0] + partials[1] + ... in this order, in f32, rounded once: the sum over ranks of gathered partials.
+ */
 struct dskv_sum {
     const void *const *partials; /* host array of n device pointers, each [rows, cols] contiguous of out's dtype */
     int32_t n;
-    struct dskv_tensor out;      /* activation [rows, cols], contiguous; must not be a partial unless it is partials[0] */
+    struct dskv_tensor out; /* activation [rows, cols], contiguous; must not be a partial unless it is partials[0] */
 };
 void dskv_op_sum(struct dskv_device *device, const struct dskv_sum *p);
 
 /* out[i] = x[index[i]]: the rows that are wanted. */
 struct dskv_gather_rows {
     struct dskv_tensor x;
-    const int32_t *index;   /* device [out.rows] */
+    const int32_t *index; /* device [out.rows] */
     struct dskv_tensor out;
 };
 void dskv_op_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p);
 
 /* What one shard of the vocabulary says of one row of logits. */
 struct dskv_row_stats {
-    float max;        /* -inf when the shard is empty */
-    int32_t argmax;   /* global id, lowest of equals; INT32_MAX when the shard is empty */
-    float sum_exp;    /* sum over the shard of exp(logit - max), in a fixed order of 16 lanes; 0 when empty */
-    float target;     /* logit of the row's target id, when it lies in this shard; else -inf */
-    int32_t finite;   /* 0 when any logit is infinite or not a number */
+    float max;      /* -inf when the shard is empty */
+    int32_t argmax; /* global id, lowest of equals; INT32_MAX when the shard is empty */
+    float sum_exp;  /* sum over the shard of exp(logit - max), in a fixed order of 16 lanes; 0 when empty */
+    float target;   /* logit of the row's target id, when it lies in this shard; else -inf */
+    int32_t finite; /* 0 when any logit is infinite or not a number */
 };
 /* Statistics of every row, and its k best (logit descending, id ascending; missing ones are -inf, INT32_MAX). */
 struct dskv_select {
-    struct dskv_tensor logits;      /* f32 [rows, n_local]; columns at or past vocab - first are padding, not read */
-    int32_t first, vocab;           /* global id of column 0; size of the whole vocabulary */
-    const int32_t *targets;         /* device [rows]: global id or -1 */
-    int32_t k;                      /* 0 .. DSKV_MAX_TOPK */
-    struct dskv_row_stats *stats;   /* device [rows] */
-    float *top_values;              /* device [rows, k] */
-    int32_t *top_ids;               /* device [rows, k] */
+    struct dskv_tensor logits;    /* f32 [rows, n_local]; columns at or past vocab - first are padding, not read */
+    int32_t first, vocab;         /* global id of column 0; size of the whole vocabulary */
+    const int32_t *targets;       /* device [rows]: global id or -1 */
+    int32_t k;                    /* 0 .. DSKV_MAX_TOPK */
+    struct dskv_row_stats *stats; /* device [rows] */
+    float *top_values;            /* device [rows, k] */
+    int32_t *top_ids;             /* device [rows, k] */
 };
 void dskv_op_select(struct dskv_device *device, const struct dskv_select *p);
 
 /* How a token is drawn.  temperature 0: the lowest id of the largest logit. */
 struct dskv_sampling {
     float temperature, top_p, min_p;
-    int32_t top_k;        /* 0: all */
+    int32_t top_k; /* 0: all */
     uint64_t seed;
-    int32_t position;     /* of the token that is drawn: the counter of the random number */
-    int32_t reserved;     /* zero */
+    int32_t position; /* of the token that is drawn: the counter of the random number */
+    int32_t reserved; /* zero */
 };
 /* ids[i] drawn from full rows of logits: temperature, then top-k, top-p, min-p; ties by lowest id; the number is
  * Philox4x32-10 with key = seed, counter = position.  One function of its inputs' bits on every rank. */
 struct dskv_sample {
-    struct dskv_tensor logits;              /* f32 [rows, vocab] */
-    const struct dskv_sampling *sampling;   /* device [rows] */
-    int32_t *ids;                           /* device [rows] */
-    void *scratch;                          /* device, dskv_sample_scratch_bytes(vocab) */
+    struct dskv_tensor logits;            /* f32 [rows, vocab] */
+    const struct dskv_sampling *sampling; /* device [rows] */
+    int32_t *ids;                         /* device [rows] */
+    void *scratch;                        /* device, dskv_sample_scratch_bytes(vocab) */
 };
 void dskv_op_sample(struct dskv_device *device, const struct dskv_sample *p);
 size_t dskv_sample_scratch_bytes(int64_t vocab);
@@ -248,13 +252,13 @@ struct dskv_kv_copy {
 };
 void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
 
-/* Pool <-> a dense host-visible buffer: head h of `heads` (local indices), tokens [start, stop) of the block table, keys or
- * values of one layer.  dense: [n_heads, stop - start, head_dim] in the pool's dtype, device memory. */
+/* Pool <-> a dense host-visible buffer: head h of `heads` (local indices), tokens [start, stop) of the block table,
+ * keys or values of one layer.  dense: [n_heads, stop - start, head_dim] in the pool's dtype, device memory. */
 struct dskv_kv_dense {
     struct dskv_kv kv;
     int32_t layer, is_value;
-    int32_t first_head, n_heads;   /* local KV heads [first_head, first_head + n_heads) */
-    const int32_t *table;          /* device: block ids, from token 0 */
+    int32_t first_head, n_heads; /* local KV heads [first_head, first_head + n_heads) */
+    const int32_t *table;        /* device: block ids, from token 0 */
     int32_t start, stop;
     void *dense;
 };

@@ -18,25 +18,25 @@ struct dskv_engine;
 
 struct dskv_engine_options {
     const char *model_dir;
-    const char *device;         /* "auto", "cpu", "cuda" */
-    const char *dtype;          /* weights as held: "auto" (as stored), "f32", "f16", "bf16" */
-    const char *kv_dtype;       /* "auto", "f32", "f16", "bf16" */
-    int64_t kv_cache_bytes;     /* per rank; 0: from memory_fraction of what is free (cpu: at most 1 GiB) */
+    const char *device;     /* "auto", "cpu", "cuda" */
+    const char *dtype;      /* weights as held: "auto" (as stored), "f32", "f16", "bf16" */
+    const char *kv_dtype;   /* "auto", "f32", "f16", "bf16" */
+    int64_t kv_cache_bytes; /* per rank; 0: from memory_fraction of what is free (cpu: at most 1 GiB) */
     double memory_fraction;
-    int share_gpu;              /* ranks may share a GPU */
-    int32_t max_model_len;      /* 0: the model's context */
-    int32_t max_batch_tokens;   /* rows of one step */
-    int32_t max_sequences;      /* runs of tokens of one step */
-    int32_t block_tokens;       /* 16, 32, 64, 128, 256 */
-    int32_t n_threads;          /* per rank; 0: this host's cores divided by its ranks */
-    int32_t tensor_parallel;    /* 0, or the number of ranks that is expected */
-    int dummy_weights;          /* random weights at config.json's shape: no weight file is read (benchmarks) */
-    int check_plans;            /* debug: ranks hash what they executed and what they sampled; rank 0 compares */
-    int trace_ops;              /* debug: a checksum per operation */
+    int share_gpu;            /* ranks may share a GPU */
+    int32_t max_model_len;    /* 0: the model's context */
+    int32_t max_batch_tokens; /* rows of one step */
+    int32_t max_sequences;    /* runs of tokens of one step */
+    int32_t block_tokens;     /* 16, 32, 64, 128, 256 */
+    int32_t n_threads;        /* per rank; 0: this host's cores divided by its ranks */
+    int32_t tensor_parallel;  /* 0, or the number of ranks that is expected */
+    int dummy_weights;        /* random weights at config.json's shape: no weight file is read (benchmarks) */
+    int check_plans;          /* debug: ranks hash what they executed and what they sampled; rank 0 compares */
+    int trace_ops;            /* debug: a checksum per operation */
 };
 
-/* Before dskv_engine_open, on every rank: decides whether there is an MPI job (mpirun, srun) or just this process, sets what
- * Open MPI needs, starts it, tells rank and size.  Never called by --help, --version, --print-config, --check. */
+/* Before dskv_engine_open, on every rank: decides whether there is an MPI job (mpirun, srun) or just this process, sets
+ * what Open MPI needs, starts it, tells rank and size.  Never called by --help, --version, --print-config, --check. */
 enum dskv_exit dskv_parallel_start(int *rank, int *n_ranks, struct dskv_error *error);
 /* After everything, on every rank: ends MPI in order. */
 void dskv_parallel_stop(void);
@@ -48,7 +48,8 @@ enum dskv_exit dskv_parallel_agree(enum dskv_exit code, struct dskv_error *error
 /* Reads config.json and the headers of all weight files and checks all that can be checked without weights; no MPI. */
 enum dskv_exit dskv_model_check(const char *model_dir, struct dskv_model *model, struct dskv_error *error);
 
-/* Collective.  On failure every rank returns the same code and rank 0 has the sentence of the first rank that failed. */
+/* Collective.  On failure every rank returns the same code and rank 0 has the sentence of the first rank that failed.
+ */
 enum dskv_exit dskv_engine_open(const struct dskv_engine_options *options, struct dskv_engine **engine,
                                 struct dskv_error *error);
 /* Rank 0 sends stop; collective with the others' dskv_engine_work.  Nulls *engine. */
@@ -56,8 +57,8 @@ void dskv_engine_close(struct dskv_engine **engine);
 /* Ranks other than 0: executes commands until stop; sleeps while there are none (under 2 % of a core). */
 enum dskv_exit dskv_engine_work(struct dskv_engine *engine);
 
-/* Rank 0, any thread, without waiting: looks whether every other rank still lives; DSKV_EXIT_RANK_LOST with a sentence when
- * one has ended that was not told to. */
+/* Rank 0, any thread, without waiting: looks whether every other rank still lives; DSKV_EXIT_RANK_LOST with a sentence
+ * when one has ended that was not told to. */
 enum dskv_exit dskv_engine_check(const struct dskv_engine *engine, struct dskv_error *error);
 
 /* What was opened; constant. */
@@ -66,61 +67,65 @@ struct dskv_engine_info {
     int32_t n_ranks;
     int32_t max_model_len, max_batch_tokens, max_sequences, block_tokens, n_blocks;
     enum dskv_dtype weight_dtype, activation_dtype, kv_dtype;
-    char device[64];          /* dskv_device_name of rank 0 */
-    char numerics_id[33];     /* hex of 128 bits */
-    size_t kv_block_bytes;    /* of all ranks together */
-    int32_t max_logit_rows;   /* rows of one step that may want DSKV_ROW_LOGITS: bounds the engine's memory */
+    char device[64];        /* dskv_device_name of rank 0 */
+    char numerics_id[33];   /* hex of 128 bits */
+    size_t kv_block_bytes;  /* of all ranks together */
+    int32_t max_logit_rows; /* rows of one step that may want DSKV_ROW_LOGITS: bounds the engine's memory */
     struct dskv_plan_bounds bounds;
 };
 const struct dskv_engine_info *dskv_engine_info(const struct dskv_engine *engine);
 
 /* Counters of one rank. */
 struct dskv_rank_stats {
-    uint64_t weight_bytes;           /* of sharded tensors, as held, without padding */
-    uint64_t replicated_bytes;       /* norms, biases, position tables and the like that each rank holds whole */
-    uint64_t pool_bytes;             /* reserved for KV */
-    uint64_t resident_bytes;         /* of the process, now */
-    uint64_t steps, rows_computed;   /* counted by the executor */
-    uint64_t read_bytes;             /* of weight files */
+    uint64_t weight_bytes;         /* of sharded tensors, as held, without padding */
+    uint64_t replicated_bytes;     /* norms, biases, position tables and the like that each rank holds whole */
+    uint64_t pool_bytes;           /* reserved for KV */
+    uint64_t resident_bytes;       /* of the process, now */
+    uint64_t steps, rows_computed; /* counted by the executor */
+    uint64_t read_bytes;           /* of weight files */
 };
 /* Rank 0; fills stats[n_ranks]. */
 enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_stats *stats, struct dskv_error *error);
 
 /* One row's results; what was not wanted is null or its neutral value.  Valid until the next step. */
 struct dskv_row_result {
-    const float *logits;          /* [vocab] */
-    int32_t argmax, sampled;      /* -1 when not wanted */
-    float score;                  /* NaN when not wanted */
-    const int32_t *topk_ids;      /* [topk] best first, ties by lowest id */
-    const float *topk_logprobs;   /* [topk] */
-    int32_t finite;               /* 0: some logit is infinite or NaN; the other fields are then not to be used */
+    const float *logits;        /* [vocab] */
+    int32_t argmax, sampled;    /* -1 when not wanted */
+    float score;                /* NaN when not wanted */
+    const int32_t *topk_ids;    /* [topk] best first, ties by lowest id */
+    const float *topk_logprobs; /* [topk] */
+    int32_t finite;             /* 0: some logit is infinite or NaN; the other fields are then not to be used */
 };
 
 /* Memory for the next plan: two buffers alternate, so that the last plan can still be printed.  Sizes may be up to the
  * engine's bounds (n_rows <= n_tokens).  Valid until the second next call. */
 struct dskv_plan *dskv_engine_plan(struct dskv_engine *engine, const struct dskv_plan_sizes *need);
-/* Executes a plan on all ranks; results[used.n_rows] is the engine's own memory.  n_computed: rows that the executor ran. */
+/* Executes a plan on all ranks; results[used.n_rows] is the engine's own memory.  n_computed: rows that the executor
+ * ran. */
 enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error);
 
-/* A piece of keys (is_value 0) or values of one layer: all KV heads of the model, tokens [start, stop) of a block table.
- * Layout of bytes: [n_kv_heads, stop - start, head_dim], dense. */
+/* A piece of keys (is_value 0) or values of one layer: all KV heads of the model, tokens [start, stop) of a block
+ * table. Layout of bytes: [n_kv_heads, stop - start, head_dim], dense. */
 struct dskv_kv_piece {
     int32_t layer, is_value, start, stop;
     const int32_t *table; /* block ids from token 0; n_blocks of them */
     int32_t n_blocks;
 };
-size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece, enum dskv_dtype dtype);
-/* Most tokens of one piece: its bytes in the pool's dtype (or f32, if larger) stay within about DSKV_PART_BYTES, at least 1. */
+size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece,
+                                  enum dskv_dtype dtype);
+/* Most tokens of one piece: its bytes in the pool's dtype (or f32, if larger) stay within about DSKV_PART_BYTES, at
+ * least 1. */
 int32_t dskv_engine_kv_piece_tokens(const struct dskv_engine *engine);
 /* Reads a piece in the pool's dtype. */
 enum dskv_exit dskv_engine_copy_out(struct dskv_engine *engine, const struct dskv_kv_piece *piece, void *bytes,
                                     struct dskv_error *error);
-/* Writes a piece given in dtype, converted to the pool's (round to nearest even).  The caller checks finiteness before with
- * dskv_engine_kv_finite. */
+/* Writes a piece given in dtype, converted to the pool's (round to nearest even).  The caller checks finiteness before
+ * with dskv_engine_kv_finite. */
 enum dskv_exit dskv_engine_copy_in(struct dskv_engine *engine, const struct dskv_kv_piece *piece, enum dskv_dtype dtype,
                                    const void *bytes, struct dskv_error *error);
 /* True when all n elements are finite after conversion to the pool's dtype; *index gets the first that is not. */
-int dskv_engine_kv_finite(const struct dskv_engine *engine, enum dskv_dtype dtype, const void *bytes, size_t n, size_t *index);
+int dskv_engine_kv_finite(const struct dskv_engine *engine, enum dskv_dtype dtype, const void *bytes, size_t n,
+                          size_t *index);
 
 #endif

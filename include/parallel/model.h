@@ -12,41 +12,42 @@
 enum dskv_positions { DSKV_POSITIONS_LEARNED, DSKV_POSITIONS_ROTARY };
 
 struct dskv_model {
-    char family[32];               /* "gpt2", "llama": config.json's model_type */
+    char family[32]; /* "gpt2", "llama": config.json's model_type */
     int32_t n_layers;
-    int32_t width;                 /* hidden size: floats of the residual stream per token */
-    int32_t n_heads;               /* query heads */
-    int32_t n_kv_heads;            /* KV heads; n_heads is a multiple of it */
-    int32_t head_dim;              /* floats per head; n_heads * head_dim need not be width */
-    int32_t mlp;                   /* intermediate size */
-    int32_t vocab;                 /* ids are 0 .. vocab - 1; a row of logits has vocab floats */
-    int32_t max_context;           /* positions that the model knows */
+    int32_t width;       /* hidden size: floats of the residual stream per token */
+    int32_t n_heads;     /* query heads */
+    int32_t n_kv_heads;  /* KV heads; n_heads is a multiple of it */
+    int32_t head_dim;    /* floats per head; n_heads * head_dim need not be width */
+    int32_t mlp;         /* intermediate size */
+    int32_t vocab;       /* ids are 0 .. vocab - 1; a row of logits has vocab floats */
+    int32_t max_context; /* positions that the model knows */
     enum dskv_norm_kind norm;
     float norm_eps;
     enum dskv_positions positions;
     float rope_theta;
-    int32_t rotary_dim;            /* dimensions of a head that are rotated */
+    int32_t rotary_dim; /* dimensions of a head that are rotated */
     enum dskv_rope_style rope_style;
     enum dskv_activation activation;
-    int gated;                     /* act(gate) * up, with two matrices; else act(up) */
-    int tied;                      /* the head is the embedding */
+    int gated; /* act(gate) * up, with two matrices; else act(up) */
+    int tied;  /* the head is the embedding */
     int qkv_bias, o_bias, mlp_bias;
-    int scale_by_layer;            /* GPT-2's scale_attn_by_inverse_layer_idx */
-    float attention_scale;         /* 1 / sqrt(head_dim), or 1 */
+    int scale_by_layer;                      /* GPT-2's scale_attn_by_inverse_layer_idx */
+    float attention_scale;                   /* 1 / sqrt(head_dim), or 1 */
     int32_t end_tokens[DSKV_MAX_END_TOKENS]; /* of generation_config.json, else config.json */
     int32_t n_end_tokens;
-    enum dskv_dtype stored_dtype;  /* of the weight files' matrices */
-    char fingerprint[33];          /* hex of 128 bits over config and weight files: equal for equal models */
+    enum dskv_dtype stored_dtype; /* of the weight files' matrices */
+    char fingerprint[33];         /* hex of 128 bits over config and weight files: equal for equal models */
 };
 
-/* A rank's part.  Query heads are split contiguously, as evenly as they go; a rank holds every KV head that its heads use,
- * and exports those that no lower rank holds; MLP columns and vocabulary are split in units of DSKV_SPLIT_UNIT. */
+/* A rank's part.  Query heads are split contiguously, as evenly as they go; a rank holds every KV head that its heads
+ * use, and exports those that no lower rank holds; MLP columns and vocabulary are split in units of DSKV_SPLIT_UNIT. */
 struct dskv_shard {
     int32_t rank, n_ranks;
     int32_t first_head, n_heads_local;
     int32_t first_kv_head, n_kv_heads_local;
     int32_t first_export_head, n_export_heads; /* global KV heads that this rank gives to an export */
-    int32_t first_mlp, n_mlp_local;     /* n_mlp_local counts real columns; weights are zero-padded to units by their owner */
+    int32_t first_mlp,
+        n_mlp_local; /* n_mlp_local counts real columns; weights are zero-padded to units by their owner */
     int32_t first_vocab, n_vocab_local; /* real ids; may be 0 */
 };
 

@@ -45,7 +45,8 @@ static int run(struct dskv_client *client)
         fail("prompt", &error);
         goto end;
     }
-    /* A fork is a second use of the same cache, a cut is a shorter length of it: neither copies nor changes anything. */
+    /* A fork is a second use of the same cache, a cut is a shorter length of it: neither copies nor changes anything.
+     */
     struct dskv_cache_prefix whole = {base->cache, DSKV_WHOLE}, cut = {base->cache, 4}, past_end = {base->cache, 10};
     if (extend(client, "fork a", whole, left, 2, &a, &error) || extend(client, "fork b", whole, right, 2, &b, &error) ||
         extend(client, "cut", cut, other, 1, &c, &error)) {

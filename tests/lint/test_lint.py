@@ -1,5 +1,7 @@
 """The tree is clean, and the lint finds what it is there to find."""
 import pathlib
+import shutil
+import subprocess
 
 import lint
 import pytest
@@ -26,6 +28,14 @@ def test_the_tree_is_clean():
 def test_it_finds(path, line, offence):
     found = list(lint.check_source(pathlib.Path(path), line + "\n", ROOT))
     assert len(found) == 1 and offence in found[0]
+
+
+@pytest.mark.skipif(not shutil.which("clang-format-14"), reason="clang-format-14 is not installed")
+def test_sources_are_formatted():
+    sources = [path for path in lint.tracked(ROOT) if path.suffix in {".c", ".h", ".cu", ".cuh"}]
+    checked = subprocess.run(["clang-format-14", "--dry-run", "-Werror", *sources], cwd=ROOT, capture_output=True, text=True)
+    offenders = {line.split(":")[0] for line in checked.stderr.splitlines() if "-Wclang-format-violations" in line}
+    assert not offenders, f"run: clang-format-14 -i {' '.join(sorted(offenders))}"
 
 
 def test_text_in_strings_is_not_code():
