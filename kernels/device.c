@@ -105,6 +105,16 @@ void dskv_device_download(struct dskv_device *device, void *dst, const void *src
         device->table->download(device, dst, src, bytes);
 }
 
+int dskv_device_read(struct dskv_device *device, const void *memory, size_t bytes)
+{
+    DSKV_ASSERT(bytes % 16 == 0, "%zu bytes", bytes);
+    if (!device->table->read)
+        return 0;
+    if (bytes)
+        device->table->read(device, memory, bytes);
+    return 1;
+}
+
 int dskv_device_is_host(const struct dskv_device *device)
 {
     return device->table->is_host;
@@ -140,6 +150,18 @@ void dskv_weight_fill(struct dskv_device *device, struct dskv_weight *weight, in
     DSKV_ASSERT(dtype <= DSKV_BF16, "dtype %d", (int)dtype);
     if (n_rows > 0 && weight->k > 0)
         device->table->weight_fill(device, weight, first, n_rows, rows, dtype);
+}
+
+int dskv_weight_fill_noise(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                           uint64_t seed, int64_t first_output, int64_t first_input)
+{
+    DSKV_ASSERT(first >= 0 && n_rows >= 0 && first <= weight->n - n_rows, "rows [%lld, + %lld) of %lld",
+                (long long)first, (long long)n_rows, (long long)weight->n);
+    if (!device->table->weight_fill_noise)
+        return 0;
+    if (n_rows > 0 && weight->k > 0)
+        device->table->weight_fill_noise(device, weight, first, n_rows, seed, first_output, first_input);
+    return 1;
 }
 
 int64_t dskv_weight_n(const struct dskv_weight *weight)

@@ -43,6 +43,10 @@ struct dskv_device_table {
     void *(*weight_alloc)(struct dskv_device *device, size_t bytes); /* as alloc; freed with free */
     void (*weight_fill)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                         const void *rows, enum dskv_dtype dtype);
+    /* For measurements; null where the host is as good. */
+    void (*weight_fill_noise)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                              uint64_t seed, int64_t first_output, int64_t first_input);
+    void (*read)(struct dskv_device *device, const void *memory, size_t bytes);
 };
 
 /* A device's own struct begins with this. */

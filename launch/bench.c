@@ -19,34 +19,70 @@
 struct source {
     const char *directory;
     char made[64];
-    double weight_bytes; /* about: to stream as many */
+    enum dskv_dtype dtype;  /* of the weights as held */
+    double weight_bytes;    /* about: to stream as many */
+    int64_t kv_token_bytes; /* at most, of all layers */
 };
+
+static struct dskv_model shaped_model(const struct dskv_bench_shape *shape)
+{
+    return (struct dskv_model){.stored_dtype = shape->dtype,
+                               .gated = !shape->is_gpt2,
+                               .n_layers = shape->n_layers,
+                               .width = shape->width,
+                               .n_heads = shape->n_heads,
+                               .n_kv_heads = shape->n_kv_heads,
+                               .head_dim = shape->head_dim,
+                               .mlp = shape->mlp,
+                               .vocab = shape->vocab};
+}
 
 static enum dskv_exit open_source(const struct dskv_bench_options *options, struct source *source,
                                   struct dskv_error *error)
 {
-    struct dskv_model model = {.stored_dtype = DSKV_F16, .gated = 1};
+    struct dskv_model model = {0};
     enum dskv_exit code;
     if (options->model) {
         source->directory = options->model;
         code = dskv_model_check(options->model, &model, error);
     } else {
         const struct dskv_bench_shape *shape = dskv_bench_shape_find(options->shape, NULL);
-        model.n_layers = shape->n_layers;
-        model.width = shape->width;
-        model.n_heads = shape->n_heads;
-        model.n_kv_heads = shape->n_kv_heads;
-        model.head_dim = shape->head_dim;
-        model.mlp = shape->mlp;
-        model.vocab = shape->vocab;
+        model = shaped_model(shape);
         source->directory = source->made;
         code = dskv_bench_shape_write(shape, source->made, error);
     }
+    enum dskv_dtype dtype = dskv_dtype_from_name(options->dtype);
+    source->dtype = dtype < DSKV_N_DTYPES ? dtype : model.stored_dtype;
     double attention = (double)model.width * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads);
     double mlp = (double)model.width * model.mlp * (model.gated ? 3 : 2);
     double n_weights = (double)model.vocab * model.width + model.n_layers * (attention + mlp);
-    enum dskv_dtype dtype = dskv_dtype_from_name(options->dtype);
-    source->weight_bytes = n_weights * (double)dskv_dtype_bytes(dtype < DSKV_N_DTYPES ? dtype : model.stored_dtype);
+    source->weight_bytes = n_weights * (double)dskv_dtype_bytes(source->dtype);
+    source->kv_token_bytes =
+        (int64_t)model.n_layers * model.n_kv_heads * (2 * (int64_t)model.head_dim + 16) * (int64_t)sizeof(float);
+    return code;
+}
+
+/* What was not asked for depends on the device: a GPU has room for more, and needs more to be busy. */
+static void fill_defaults(const struct dskv_bench_machine *machine, struct dskv_bench_options *options)
+{
+    if (!options->context)
+        options->context = machine->is_host ? 256 : 1024;
+    if (!options->prefill)
+        options->prefill = machine->is_host ? 512 : 2048;
+    if (!options->batch)
+        options->batch = machine->is_host ? 8 : 64;
+}
+
+/* Collective: the ceilings of whichever device the engine will take. */
+static enum dskv_exit measure_machine(const struct dskv_bench_options *options, const struct source *source, int rank,
+                                      int n_ranks, struct dskv_bench_machine *machine, struct dskv_error *error)
+{
+    struct dskv_device_options device = {.kind = options->device, .index = rank, .n_threads = options->threads};
+    enum dskv_exit code =
+        dskv_parallel_agree(dskv_bench_device_measure(&device, n_ranks, source->dtype, machine, error), error);
+    if (!code && machine->is_host)
+        code = dskv_parallel_agree(
+            dskv_bench_host_measure(n_ranks, options->threads, source->weight_bytes, machine, error), error);
     return code;
 }
 
@@ -55,14 +91,17 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct d
                                  struct dskv_error *error)
 {
     const struct dskv_bench_options *options = report->options;
+    /* Whole blocks: the context, a verify and a block more for each sequence. */
+    int64_t n_kv_tokens = (int64_t)options->batch * (options->context + 128) + options->prefill + 128;
+    int32_t largest = options->prefill > 64 ? options->prefill : 64; /* a verify has a few tokens */
     struct dskv_engine_options engine_options = {
         .model_dir = source->directory,
-        .device = "cpu",
+        .device = options->device,
         .dtype = options->dtype,
         .kv_dtype = options->kv_dtype,
-        .kv_cache_bytes = (int64_t)1 << 29,
-        .max_batch_tokens = options->prefill > 64 ? options->prefill : 64, /* other steps have a few */
-        .max_sequences = 8,
+        .kv_cache_bytes = n_kv_tokens * source->kv_token_bytes,
+        .max_batch_tokens = largest > options->batch ? largest : options->batch,
+        .max_sequences = options->batch > 8 ? options->batch : 8,
         .block_tokens = 64,
         .n_threads = options->threads,
         .dummy_weights = options->model == NULL,
@@ -100,8 +139,8 @@ static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_erro
     struct dskv_bench_report report = {.options = options};
     code = dskv_parallel_agree(open_source(options, &source, error), error);
     if (!code)
-        code = dskv_bench_machine_measure(n_ranks, options->threads, source.weight_bytes, &report.machine, error);
-    code = dskv_parallel_agree(code, error);
+        code = measure_machine(options, &source, rank, n_ranks, &report.machine, error);
+    fill_defaults(&report.machine, options);
     if (!code)
         code = run_engine(&source, rank, &report, error);
     dskv_bench_shape_remove(source.made);

@@ -7,20 +7,24 @@
 struct dskv_bench_options {
     const char *model; /* directory, or null: random weights of `shape` */
     const char *shape;
+    const char *device;
     const char *dtype, *kv_dtype;
     const char *json;   /* file, or null */
     int32_t threads;    /* of each rank */
     int32_t context;    /* tokens that stand in the cache before a step */
     int32_t prefill;    /* tokens of the prefill */
+    int32_t batch;      /* sequences of the larger decode step */
     int32_t iterations; /* of each step */
 };
 
-/* Ceilings of this machine, all ranks and threads at work. */
+/* Ceilings of this machine, all ranks and threads at work.  0: not measured on this kind of device. */
 struct dskv_bench_machine {
+    int is_host;           /* the device computes in host memory */
     double read_bytes_s;   /* streaming reads of more than any cache holds */
-    double reread_bytes_s; /* the same over as many bytes as the weights take: caches help where they can */
-    double fma_flops_s;    /* fused multiply-adds on registers alone */
-    double matmul_flops_s; /* the device's own product of large f32 matrices */
+    double reread_bytes_s; /* host: the same over as many bytes as the weights take: caches help where they can */
+    double fma_flops_s;    /* host: fused multiply-adds on registers alone */
+    double matmul_flops_s; /* the device's own product of large matrices of this dtype */
+    enum dskv_dtype matmul_dtype; /* as activations are */
 };
 
 /* One kind of step. */
@@ -34,14 +38,14 @@ struct dskv_bench_step {
     double floor_s; /* the larger of both at this machine's rates */
 };
 
-enum { DSKV_BENCH_N_STEPS = 4 };
+enum { DSKV_BENCH_MAX_STEPS = 6 };
 struct dskv_bench_report {
     const struct dskv_bench_options *options;
     const struct dskv_engine_info *info;
     struct dskv_bench_machine machine;
     double weight_bytes;      /* read by every step, all ranks */
     int32_t context, prefill; /* as run: at most what the model allows */
-    struct dskv_bench_step steps[DSKV_BENCH_N_STEPS];
+    struct dskv_bench_step steps[DSKV_BENCH_MAX_STEPS];
     int n_steps;
 };
 
@@ -53,9 +57,12 @@ void dskv_bench_options_help(void);
 /* Shapes of models that need no files: random weights of this shape. */
 struct dskv_bench_shape {
     const char *name;
+    int is_gpt2; /* else a Llama */
+    enum dskv_dtype dtype;
     int32_t n_layers, width, n_heads, n_kv_heads, head_dim, mlp, vocab, max_context;
     int tied;
 };
+#define DSKV_BENCH_SHAPES "llama-135m, llama-1b, llama-8b, gpt2-xl, llama-70b-quarter"
 /* Null when there is none of this name; *names (may be null) gets all names. */
 const struct dskv_bench_shape *dskv_bench_shape_find(const char *name, const char **names);
 /* A directory with nothing but the shape's config.json; DSKV_EXIT_MODEL when it cannot be written. */
@@ -64,9 +71,15 @@ enum dskv_exit dskv_bench_shape_write(const struct dskv_bench_shape *shape, char
 /* Removes it; an empty name is none. */
 void dskv_bench_shape_remove(const char *directory);
 
-/* Collective: every rank calls it at the same time and gets what all n_ranks of them together do, if they are alike. */
-enum dskv_exit dskv_bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes,
-                                          struct dskv_bench_machine *machine, struct dskv_error *error);
+/* Collective: every rank calls them at the same time and gets what all n_ranks of them together do, if they are alike.
+ * What the device does: its product of matrices whose weights are held in dtype and, unless it is the host, its reads.
+ */
+enum dskv_exit dskv_bench_device_measure(const struct dskv_device_options *options, int n_ranks, enum dskv_dtype dtype,
+                                         struct dskv_bench_machine *machine, struct dskv_error *error);
+/* What the host's threads do. */
+enum dskv_exit dskv_bench_host_measure(int n_ranks, int32_t n_threads, double weight_bytes,
+                                       struct dskv_bench_machine *machine, struct dskv_error *error);
+double dskv_bench_seconds(void);
 
 /* Rank 0: the steps, on an engine of its own. */
 enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_bench_report *report,

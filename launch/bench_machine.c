@@ -1,4 +1,4 @@
-/* What this machine could do at best: the ceilings that steps are measured against.
+/* What the host could do at best: the ceilings that steps of the CPU device are measured against.
  *
  * Every rank streams and multiplies at the same time, with as many threads as it will have as an engine.  Ranks are
  * alike, so that the job's rate is this rank's times their number; a barrier before each measurement makes them
@@ -15,8 +15,6 @@
 
 #define STREAM_BYTES ((size_t)1 << 30) /* over all ranks: more than caches hold */
 #define N_PASSES 6
-#define MATMUL_ROWS 512
-#define MATMUL_SIDE 2048
 
 /* One source for each vector width; the default serves other processors. */
 #if defined(__x86_64__) && !defined(__clang__)
@@ -30,7 +28,7 @@
 typedef uint64_t words __attribute__((vector_size(64), aligned(64)));
 typedef float floats __attribute__((vector_size(64)));
 
-static double seconds(void)
+double dskv_bench_seconds(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -90,12 +88,12 @@ static void *work(void *argument)
     }
     for (int pass = 0; pass < N_PASSES; pass++) {
         pthread_barrier_wait(job->barrier);
-        job->begin_s[pass] = seconds();
+        job->begin_s[pass] = dskv_bench_seconds();
         if (data)
             job->sink += stream(data, job->n_words);
         else if (!job->n_words)
             job->sink += (uint64_t)multiply(job->n_fma_loops);
-        job->end_s[pass] = seconds();
+        job->end_s[pass] = dskv_bench_seconds();
     }
     free(data);
     return NULL;
@@ -133,55 +131,10 @@ static double run(int32_t n_threads, size_t n_words, size_t n_fma_loops)
     return best;
 }
 
-/* ---- the device's own matmul ------------------------------------------------------------------------------------ */
+/* ---- ceilings --------------------------------------------------------------------------------------------------- */
 
-static double time_matmul(struct dskv_device *device, struct dskv_weight *weight, float *x, float *y)
-{
-    struct dskv_matmul p = {.x = dskv_tensor(x, DSKV_F32, MATMUL_ROWS, MATMUL_SIDE),
-                            .w = weight,
-                            .y = dskv_tensor(y, DSKV_F32, MATMUL_ROWS, MATMUL_SIDE)};
-    double best = 0;
-    for (int pass = 0; pass < N_PASSES; pass++) {
-        double begin = seconds();
-        dskv_op_matmul(device, &p);
-        double took = seconds() - begin;
-        best = pass == 0 || took < best ? took : best;
-    }
-    return best;
-}
-
-static enum dskv_exit measure_matmul(int32_t n_threads, double *flops_s, struct dskv_error *error)
-{
-    struct dskv_device_options options = {.kind = "cpu", .n_threads = n_threads};
-    struct dskv_device *device = NULL;
-    enum dskv_exit code = dskv_device_open(&options, &device, error);
-    if (code)
-        return code;
-    size_t side = MATMUL_SIDE, rows = MATMUL_ROWS;
-    struct dskv_weight *weight = dskv_weight_open(device, MATMUL_SIDE, MATMUL_SIDE, DSKV_F32);
-    float *values = dskv_calloc(side * side, sizeof *values);
-    for (size_t i = 0; i < side * side; i++)
-        values[i] = (float)(i % 17) - 8;
-    float *x = dskv_device_alloc(device, rows * side * sizeof *x),
-          *y = dskv_device_alloc(device, rows * side * sizeof *y);
-    if (weight && x && y) {
-        dskv_weight_fill(device, weight, 0, MATMUL_SIDE, values, DSKV_F32);
-        dskv_device_upload(device, x, values, rows * side * sizeof *x);
-        *flops_s = 2.0 * MATMUL_ROWS * MATMUL_SIDE * MATMUL_SIDE / time_matmul(device, weight, x, y);
-    } else {
-        code = dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for a matmul of %d", MATMUL_SIDE);
-    }
-    free(values);
-    if (weight)
-        dskv_weight_close(device, &weight);
-    dskv_device_free(device, x, rows * side * sizeof *x);
-    dskv_device_free(device, y, rows * side * sizeof *y);
-    dskv_device_close(&device);
-    return code;
-}
-
-enum dskv_exit dskv_bench_machine_measure(int n_ranks, int32_t n_threads, double weight_bytes,
-                                          struct dskv_bench_machine *machine, struct dskv_error *error)
+enum dskv_exit dskv_bench_host_measure(int n_ranks, int32_t n_threads, double weight_bytes,
+                                       struct dskv_bench_machine *machine, struct dskv_error *error)
 {
     double all = (double)n_ranks * n_threads;
     size_t big = STREAM_BYTES / 64 / (size_t)(n_ranks * n_threads) / 8 * 8;
@@ -198,13 +151,10 @@ enum dskv_exit dskv_bench_machine_measure(int n_ranks, int32_t n_threads, double
                                   n_words[i] * sizeof(words));
     }
     dskv_parallel_agree(DSKV_EXIT_OK, NULL);
-    if (!code)
-        code = measure_matmul(n_threads, &machine->matmul_flops_s, error);
     if (code)
         return code;
     machine->read_bytes_s = all * (double)big * sizeof(words) / took[0];
     machine->reread_bytes_s = all * (double)small * sizeof(words) / took[1];
     machine->fma_flops_s = all * 2 * FMA_CHAINS * 16 * (double)n_loops / took[2];
-    machine->matmul_flops_s *= n_ranks;
     return DSKV_EXIT_OK;
 }

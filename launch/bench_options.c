@@ -20,15 +20,19 @@ struct option {
 static const struct option table[] = {
     {"--model", TEXT, offsetof(struct dskv_bench_options, model), 0, 0,
      "a model's directory; else random weights of --shape"},
-    {"--shape", TEXT, offsetof(struct dskv_bench_options, shape), 0, 0, "llama-135m (default), llama-1b"},
+    {"--shape", TEXT, offsetof(struct dskv_bench_options, shape), 0, 0, DSKV_BENCH_SHAPES " (default: the first)"},
+    {"--device", TEXT, offsetof(struct dskv_bench_options, device), 0, 0, "auto (default), cpu, cuda"},
     {"--dtype", TEXT, offsetof(struct dskv_bench_options, dtype), 0, 0,
-     "weights as held: f16 (default of a shape), bf16, f32, auto"},
+     "weights as held: auto (default: the model's own), f32, f16, bf16"},
     {"--kv-dtype", TEXT, offsetof(struct dskv_bench_options, kv_dtype), 0, 0, "auto (default), f32, f16, bf16"},
     {"--threads", NUMBER, offsetof(struct dskv_bench_options, threads), 0, 1024,
      "of each rank; 0 (default): cores / ranks"},
     {"--context", NUMBER, offsetof(struct dskv_bench_options, context), 1, 1 << 20,
-     "tokens in the cache before a step (256)"},
-    {"--prefill", NUMBER, offsetof(struct dskv_bench_options, prefill), 1, 1 << 16, "tokens of the prefill (512)"},
+     "tokens in the cache before a step (256; 1024 on a GPU)"},
+    {"--prefill", NUMBER, offsetof(struct dskv_bench_options, prefill), 1, 1 << 16,
+     "tokens of the prefill (512; 2048 on a GPU)"},
+    {"--batch", NUMBER, offsetof(struct dskv_bench_options, batch), 1, 1024,
+     "sequences of the larger decode step (8; 64 on a GPU)"},
     {"--iterations", NUMBER, offsetof(struct dskv_bench_options, iterations), 1, 100000, "of each step (20)"},
     {"--json", TEXT, offsetof(struct dskv_bench_options, json), 0, 0, "also writes the figures to this file"},
 };
@@ -37,8 +41,8 @@ enum { N_OPTIONS = sizeof table / sizeof *table };
 void dskv_bench_options_help(void)
 {
     puts("usage: dskv-bench [options], or mpirun -np N dskv-bench [options]\n\n"
-         "Times a decode step, an 8-token verify, a decode of 8 sequences and a prefill, against what this machine's\n"
-         "read bandwidth and matmul rate, measured in the same run, would allow.\n");
+         "Times a decode step, a verify of 8 tokens (on a GPU of 16 and 32 too), a decode of some sequences and a\n"
+         "prefill, against what the read bandwidth and matmul rate, measured in the same run, would allow.\n");
     for (int i = 0; i < N_OPTIONS; i++)
         printf("  %-13s %s\n", table[i].name, table[i].help);
     puts("  --help");
@@ -65,8 +69,6 @@ static enum dskv_exit set(const struct option *option, const char *value, struct
 static enum dskv_exit check(struct dskv_bench_options *options, struct dskv_error *error)
 {
     const char *names;
-    if (!options->dtype)
-        options->dtype = options->model ? "auto" : "f16";
     if (!options->model && !dskv_bench_shape_find(options->shape, &names))
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "no shape is called \"%s\"; there are %s", options->shape, names);
     if (strcmp(options->dtype, "auto") != 0 && dskv_dtype_from_name(options->dtype) > DSKV_BF16)
@@ -82,7 +84,7 @@ enum dskv_exit dskv_bench_options_parse(int argc, char **argv, struct dskv_bench
                                         struct dskv_error *error)
 {
     *options = (struct dskv_bench_options){
-        .shape = "llama-135m", .kv_dtype = "auto", .context = 256, .prefill = 512, .iterations = 20};
+        .shape = "llama-135m", .device = "auto", .dtype = "auto", .kv_dtype = "auto", .iterations = 20};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
             *help = 1;

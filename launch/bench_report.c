@@ -18,26 +18,35 @@ static double over_decode(const struct dskv_bench_report *report, int step)
     return report->steps[step].median_s / report->steps[0].median_s;
 }
 
+static void print_machine(const struct dskv_bench_machine *machine)
+{
+    printf("this machine: reads %.1f GB/s", machine->read_bytes_s / 1e9);
+    if (machine->is_host)
+        printf(" (as many bytes as the weights, again and again: %.1f GB/s)", machine->reread_bytes_s / 1e9);
+    printf(", multiplies at %.0f GFLOP/s (%s matmul", machine->matmul_flops_s / 1e9,
+           dskv_dtype_name(machine->matmul_dtype));
+    if (machine->is_host)
+        printf("; registers alone: %.0f", machine->fma_flops_s / 1e9);
+    printf(")\n\n");
+}
+
 void dskv_bench_report_print(const struct dskv_bench_report *report)
 {
-    const struct dskv_bench_machine *machine = &report->machine;
     const struct dskv_engine_info *info = report->info;
     printf("%s, weights %s (%.1f MB), KV %s, %d rank%s of %d thread%s, %s\n", model_name(report),
            dskv_dtype_name(info->weight_dtype), report->weight_bytes / 1e6, dskv_dtype_name(info->kv_dtype),
            info->n_ranks, info->n_ranks == 1 ? "" : "s", report->options->threads,
            report->options->threads == 1 ? "" : "s", info->device);
-    printf(
-        "this machine: reads %.1f GB/s (as many bytes as the weights, again and again: %.1f GB/s), multiplies at %.0f "
-        "GFLOP/s (f32 matmul; registers alone: %.0f)\n\n",
-        machine->read_bytes_s / 1e9, machine->reread_bytes_s / 1e9, machine->matmul_flops_s / 1e9,
-        machine->fma_flops_s / 1e9);
-    printf("%-20s %7s %11s %11s %11s %9s %9s %9s %9s\n", "step", "tokens", "median ms", "best ms", "floor ms",
-           "of floor", "GB/s", "GFLOP/s", "x decode");
+    print_machine(&report->machine);
+    int is_host = report->machine.is_host;
+    printf("%-20s %7s %11s %11s %11s %9s %9s %9s %9s %9s\n", "step", "tokens", "median ms", "best ms", "floor ms",
+           "x floor", "of floor", "GB/s", is_host ? "GFLOP/s" : "TFLOP/s", "x decode");
     for (int i = 0; i < report->n_steps; i++) {
         const struct dskv_bench_step *step = &report->steps[i];
-        printf("%-20s %7d %11.3f %11.3f %11.3f %8.0f%% %9.1f %9.1f %9.2f\n", step->name, step->n_tokens,
-               step->median_s * 1e3, step->best_s * 1e3, step->floor_s * 1e3, 100 * step->floor_s / step->median_s,
-               step->bytes / step->median_s / 1e9, step->flops / step->median_s / 1e9, over_decode(report, i));
+        printf("%-20s %7d %11.3f %11.3f %11.3f %9.2f %8.0f%% %9.1f %9.1f %9.2f\n", step->name, step->n_tokens,
+               step->median_s * 1e3, step->best_s * 1e3, step->floor_s * 1e3, step->median_s / step->floor_s,
+               100 * step->floor_s / step->median_s, step->bytes / step->median_s / 1e9,
+               step->flops / step->median_s / (is_host ? 1e9 : 1e12), over_decode(report, i));
     }
     printf(
         "\ncontext %d, prefill %d; the floor is the longer of reading weights and KV once and of the multiplications\n",
@@ -83,10 +92,12 @@ enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, c
             "  \"threads\": %d,\n  \"context\": %d,\n  \"prefill\": %d,\n  \"weight_bytes\": %.0f,\n",
             info->numerics_id, dskv_dtype_name(info->weight_dtype), dskv_dtype_name(info->kv_dtype), info->n_ranks,
             report->options->threads, report->context, report->prefill, report->weight_bytes);
-    fprintf(file,
-            "  \"machine\": {\"read_bytes_s\": %.6g, \"reread_bytes_s\": %.6g, \"matmul_flops_s\": %.6g, "
-            "\"fma_flops_s\": %.6g},\n  \"steps\": [\n",
-            machine->read_bytes_s, machine->reread_bytes_s, machine->matmul_flops_s, machine->fma_flops_s);
+    fprintf(file, "  \"machine\": {\"read_bytes_s\": %.6g, \"matmul_flops_s\": %.6g", machine->read_bytes_s,
+            machine->matmul_flops_s);
+    if (machine->is_host)
+        fprintf(file, ", \"reread_bytes_s\": %.6g, \"fma_flops_s\": %.6g", machine->reread_bytes_s,
+                machine->fma_flops_s);
+    fprintf(file, "},\n  \"steps\": [\n");
     for (int i = 0; i < report->n_steps; i++)
         write_step(file, &report->steps[i], i + 1 == report->n_steps);
     fprintf(file, "  ]\n}\n");

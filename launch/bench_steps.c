@@ -10,24 +10,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { BATCH = 8, VERIFY_TOKENS = 8 };
+enum { MAX_VERIFY_TOKENS = 32, MAX_BATCH = 1024 };
 
 struct dskv_bench_run {
     struct dskv_engine *engine;
     const struct dskv_engine_info *info;
-    int32_t context, prefill;
+    int32_t context, prefill, batch;
     int32_t n_blocks_each; /* of a sequence: context and a verify */
     int32_t *ids, *slots, *table;
 };
-
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int32_t blocks_of(const struct dskv_bench_run *run, int32_t n_tokens)
 {
@@ -92,9 +84,9 @@ static enum dskv_exit fill(const struct dskv_bench_run *run, struct dskv_error *
         return code;
     int32_t n_filled = blocks_of(run, run->context);
     struct dskv_plan_sizes need = {
-        .n_tokens = 1, .n_work = 1, .n_table = n_filled, .n_rows = 1, .n_copies = (BATCH - 1) * n_filled};
+        .n_tokens = 1, .n_work = 1, .n_table = n_filled, .n_rows = 1, .n_copies = (run->batch - 1) * n_filled};
     struct dskv_plan *plan = dskv_engine_plan(run->engine, &need);
-    for (int32_t i = 1; i < BATCH; i++)
+    for (int32_t i = 1; i < run->batch; i++)
         for (int32_t j = 0; j < n_filled; j++)
             dskv_plan_add_copy(plan, j, i * run->n_blocks_each + j, run->info->block_tokens);
     add_piece(run, plan,
@@ -116,9 +108,9 @@ static enum dskv_exit time_step(const struct dskv_bench_run *run, const struct p
     double *times = dskv_calloc((size_t)n_iterations, sizeof *times);
     enum dskv_exit code = step(run, pieces, n, error); /* warms up */
     for (int32_t i = 0; i < n_iterations && !code; i++) {
-        double begin = seconds();
+        double begin = dskv_bench_seconds();
         code = step(run, pieces, n, error);
-        times[i] = seconds() - begin;
+        times[i] = dskv_bench_seconds() - begin;
     }
     qsort(times, (size_t)n_iterations, sizeof *times, by_size);
     measured->n_iterations = n_iterations;
@@ -153,30 +145,44 @@ static void fill_floor(const struct dskv_bench_run *run, const struct dskv_bench
     measured->floor_s = reading > multiplying ? reading : multiplying;
 }
 
+/* A kind of step: the pieces that make it, and how many of the iterations it gets: one in `share`. */
+struct kind {
+    char name[64];
+    const struct piece *pieces;
+    int32_t n, share;
+};
+
+static enum dskv_exit time_kind(const struct dskv_bench_run *run, struct dskv_bench_report *report,
+                                const struct kind *kind, struct dskv_error *error)
+{
+    struct dskv_bench_step *measured = &report->steps[report->n_steps++];
+    int32_t n_iterations = (report->options->iterations + kind->share - 1) / kind->share;
+    memcpy(measured->name, kind->name, sizeof measured->name);
+    fill_floor(run, report, kind->pieces, kind->n, measured);
+    return time_step(run, kind->pieces, kind->n, n_iterations, measured, error);
+}
+
 static enum dskv_exit run_steps(const struct dskv_bench_run *run, struct dskv_bench_report *report,
                                 struct dskv_error *error)
 {
-    int32_t context = run->context, each = run->n_blocks_each;
-    struct piece decode[BATCH], verify = {.start = context, .n_tokens = VERIFY_TOKENS, .all_rows = 1};
-    struct piece prefill = {.first_block = BATCH * each, .n_tokens = run->prefill};
-    for (int32_t i = 0; i < BATCH; i++)
-        decode[i] = (struct piece){.first_block = i * each, .start = context, .n_tokens = 1};
-    const struct {
-        const char *name;
-        const struct piece *pieces;
-        int32_t n, share; /* iterations: one in so many */
-    } kinds[DSKV_BENCH_N_STEPS] = {{"decode", decode, 1, 1},
-                                   {"verify 8 tokens", &verify, 1, 1},
-                                   {"decode 8 sequences", decode, BATCH, 1},
-                                   {"prefill", &prefill, 1, 4}};
-    enum dskv_exit code = fill(run, error);
-    for (int i = 0; i < DSKV_BENCH_N_STEPS && !code; i++) {
-        struct dskv_bench_step *measured = &report->steps[report->n_steps++];
-        int32_t n_iterations = (report->options->iterations + kinds[i].share - 1) / kinds[i].share;
-        snprintf(measured->name, sizeof measured->name, "%s", kinds[i].name);
-        fill_floor(run, report, kinds[i].pieces, kinds[i].n, measured);
-        code = time_step(run, kinds[i].pieces, kinds[i].n, n_iterations, measured, error);
+    int32_t n_verifies = report->machine.is_host ? 1 : 3, n = 0;
+    struct piece decode[MAX_BATCH], verify[3];
+    struct piece prefill = {.first_block = run->batch * run->n_blocks_each, .n_tokens = run->prefill};
+    struct kind kinds[DSKV_BENCH_MAX_STEPS] = {{"decode", decode, 1, 1}};
+    for (int32_t i = 0; i < run->batch; i++)
+        decode[i] = (struct piece){.first_block = i * run->n_blocks_each, .start = run->context, .n_tokens = 1};
+    for (n = 1; n <= n_verifies; n++) {
+        struct piece *piece = &verify[n - 1];
+        *piece = (struct piece){.start = run->context, .n_tokens = 4 << n, .all_rows = 1};
+        kinds[n] = (struct kind){.pieces = piece, .n = 1, .share = 1};
+        snprintf(kinds[n].name, sizeof kinds[n].name, "verify %d tokens", piece->n_tokens);
     }
+    kinds[n] = (struct kind){.pieces = decode, .n = run->batch, .share = 1};
+    snprintf(kinds[n++].name, sizeof kinds[0].name, "decode %d sequences", run->batch);
+    kinds[n++] = (struct kind){"prefill", &prefill, 1, 4};
+    enum dskv_exit code = fill(run, error);
+    for (int32_t i = 0; i < n && !code; i++)
+        code = time_kind(run, report, &kinds[i], error);
     return code;
 }
 
@@ -199,14 +205,17 @@ enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_benc
                                     struct dskv_error *error)
 {
     const struct dskv_engine_info *info = dskv_engine_info(engine);
-    struct dskv_bench_run run = {
-        .engine = engine, .info = info, .context = report->options->context, .prefill = report->options->prefill};
-    if (run.context > info->max_model_len - VERIFY_TOKENS)
-        run.context = info->max_model_len - VERIFY_TOKENS;
+    struct dskv_bench_run run = {.engine = engine,
+                                 .info = info,
+                                 .context = report->options->context,
+                                 .prefill = report->options->prefill,
+                                 .batch = report->options->batch};
+    if (run.context > info->max_model_len - MAX_VERIFY_TOKENS)
+        run.context = info->max_model_len - MAX_VERIFY_TOKENS;
     if (run.prefill > info->max_model_len)
         run.prefill = info->max_model_len;
-    run.n_blocks_each = blocks_of(&run, run.context + VERIFY_TOKENS);
-    int32_t n_needed = BATCH * run.n_blocks_each + blocks_of(&run, run.prefill);
+    run.n_blocks_each = blocks_of(&run, run.context + MAX_VERIFY_TOKENS);
+    int32_t n_needed = run.batch * run.n_blocks_each + blocks_of(&run, run.prefill);
     if (run.context < 1 || n_needed > info->n_blocks)
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "a context of %d tokens needs %d blocks, there are %d",
                               run.context, n_needed, info->n_blocks);
@@ -215,7 +224,7 @@ enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_benc
         return code;
     report->context = run.context;
     report->prefill = run.prefill;
-    size_t n = (size_t)(run.context + run.prefill + VERIFY_TOKENS);
+    size_t n = (size_t)(run.context + run.prefill + MAX_VERIFY_TOKENS);
     run.ids = dskv_calloc(n, sizeof *run.ids);
     run.slots = dskv_calloc(n, sizeof *run.slots);
     run.table = dskv_calloc(n, sizeof *run.table);

@@ -104,6 +104,14 @@ static enum dskv_exit check_held(const struct dskv_load *load, const struct dskv
                           tensor->name, dskv_dtype_name(load->dtype));
 }
 
+/* Dummy weights where they will lie: 0 when the device leaves that to the host. */
+static int make_on_device(struct dskv_load *load, const struct dskv_bound_tensor *tensor,
+                          const struct dskv_slice *slice)
+{
+    return dskv_weight_fill_noise(load->device, slice->weight, slice->dst, slice->n_outputs,
+                                  dskv_dummy_seed(tensor->name), slice->first_output, slice->first_input);
+}
+
 static enum dskv_exit load_matrix(struct dskv_load *load, const struct dskv_bound_tensor *tensor,
                                   const struct dskv_slice *slice, struct dskv_error *error)
 {
@@ -111,6 +119,10 @@ static enum dskv_exit load_matrix(struct dskv_load *load, const struct dskv_boun
     size_t row_bytes = (size_t)slice->n_inputs * dskv_dtype_bytes(dtype);
     DSKV_ASSERT(row_bytes <= STAGE_BYTES, "%zu bytes in a row", row_bytes);
     int64_t most = (int64_t)(STAGE_BYTES / row_bytes);
+    if (!load->checkpoint && make_on_device(load, tensor, slice)) {
+        tell_progress(load, (uint64_t)slice->n_outputs * row_bytes);
+        return DSKV_EXIT_OK;
+    }
     for (int64_t done = 0, n; done < slice->n_outputs; done += n) {
         n = slice->n_outputs - done < most ? slice->n_outputs - done : most;
         int stage = fetch_rows(load, tensor, slice, slice->first_output + done, n, error);

@@ -60,6 +60,9 @@ void dskv_device_free(struct dskv_device *device, void *memory, size_t bytes);
 /* Host to device and back; complete when they return. */
 void dskv_device_upload(struct dskv_device *device, void *dst, const void *src, size_t bytes);
 void dskv_device_download(struct dskv_device *device, void *dst, const void *src, size_t bytes);
+/* Queues one pass that reads all bytes (a multiple of 16) and keeps nothing, to measure how fast; 0 when the device leaves
+ * that to its host. */
+int dskv_device_read(struct dskv_device *device, const void *memory, size_t bytes);
 /* True when device memory is host memory: results can be read in place after a sync. */
 int dskv_device_is_host(const struct dskv_device *device);
 
@@ -72,6 +75,10 @@ void dskv_weight_close(struct dskv_device *device, struct dskv_weight **weight);
  * dtypes differ.  first and n_rows are free; rows that are never filled stay zero. */
 void dskv_weight_fill(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                       const void *rows, enum dskv_dtype dtype);
+/* The same from noise that the device makes where it lies (kernels/noise.h): row first + i is output first_output + i,
+ * inputs from first_input on.  0, and nothing is written, when the device leaves that to its host. */
+int dskv_weight_fill_noise(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                           uint64_t seed, int64_t first_output, int64_t first_input);
 int64_t dskv_weight_n(const struct dskv_weight *weight);
 int64_t dskv_weight_k(const struct dskv_weight *weight);
 /* Bytes of device memory that it takes, padding included. */

@@ -52,6 +52,10 @@ void dskv_cuda_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p)
 void dskv_cuda_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);
 void dskv_cuda_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p);
 
+void dskv_cuda_weight_fill_noise(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
+                                 uint64_t seed, int64_t first_output, int64_t first_input);
+void dskv_cuda_read(struct dskv_device *device, const void *memory, size_t bytes);
+
 #ifdef __cplusplus
 }
 #endif

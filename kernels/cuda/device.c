@@ -119,6 +119,8 @@ static const struct dskv_device_table cuda_table = {
     .weight_bytes = cuda_weight_bytes,
     .weight_alloc = cuda_alloc,
     .weight_fill = cuda_weight_fill,
+    .weight_fill_noise = dskv_cuda_weight_fill_noise,
+    .read = dskv_cuda_read,
 };
 
 static const struct dskv_op_table cuda_ops = {

@@ -201,7 +201,8 @@ __global__ void sample_kernel(const float *logits, int64_t stride, int vocab, co
         total = 0.0f;
         for (int i = 0; i < 256; i++)
             total = total + sums[i];
-        float aim = (float)(random.x >> 8) * 0x1p-24f * total, passed = 0.0f;
+        double unit = (double)(((uint64_t)random.y << 32 | random.x) >> 11) * 0x1p-53; /* as on the CPU */
+        float aim = (float)(unit * (double)total), passed = 0.0f;
         int last = id_of(best), chosen = -1;
         for (int i = 0; i < 256 && chosen < 0; i++) {
             if (passed + sums[i] <= aim && i < 255) {

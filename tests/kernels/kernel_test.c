@@ -31,6 +31,11 @@ void test_devices_close(struct test_devices *devices)
         dskv_device_close(&devices->device[i]);
 }
 
+int test_device_is_slow(const struct dskv_device *device)
+{
+    return strstr(dskv_device_name(device), "plain") != NULL;
+}
+
 struct dskv_device *test_device_open(void)
 {
     struct dskv_device *device = open_device(NULL, 1);

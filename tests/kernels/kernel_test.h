@@ -20,6 +20,8 @@ struct test_devices {
 };
 void test_devices_open(struct test_devices *devices);
 void test_devices_close(struct test_devices *devices);
+/* True for the path without vectors: tests give it less to do. */
+int test_device_is_slow(const struct dskv_device *device);
 /* The best path with one thread. */
 struct dskv_device *test_device_open(void);
 

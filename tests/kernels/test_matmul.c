@@ -85,7 +85,8 @@ static void every_row_is_one_chain(void)
                 struct dskv_weight *weight = test_weight(devices.device[d], p.n, p.k, dtype, p.w);
                 int right = 1;
                 for (int64_t rows = 1; rows <= MAX_ROWS && right; rows += rows < 20 ? 1 : 25)
-                    right = rows_are_right(devices.device[d], &p, weight, (rows * 7) % (MAX_ROWS - rows + 1), rows);
+                    if (!test_device_is_slow(devices.device[d]) || rows < 4 || rows % 9 == 0)
+                        right = rows_are_right(devices.device[d], &p, weight, rows * 7 % (MAX_ROWS - rows + 1), rows);
                 CU_ASSERT(right);
                 dskv_weight_close(devices.device[d], &weight);
             }

@@ -28,6 +28,7 @@ OWNERS = {
     r"jansson\.h": {"parallel/json.h", "parallel/json.c", "parallel/family.c", "parallel/checkpoint.c"},
     r"immintrin\.h": {"kernels/cpu/vector.h"},
     r"cuda_.*\.h": {"kernels/cuda/cuda.h", "kernels/cuda/common.cuh"},
+    r"cublas.*\.h": {"kernels/cuda/matmul_lt.c"},
     r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/execute.c"},
 }
 BANNED = {
