@@ -42,6 +42,14 @@ static uint64_t hash_results(const struct dskv_plan *plan, const struct dskv_row
     return hash;
 }
 
+static int32_t count_logit_rows(const struct dskv_plan *plan)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < plan->used.n_rows; i++)
+        n += (dskv_plan_rows(plan)[i].want & DSKV_ROW_LOGITS) != 0;
+    return n;
+}
+
 static double now_ms(void)
 {
     struct timespec now;
@@ -49,7 +57,9 @@ static double now_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* Builds the plan again in the engine's own memory: the recorded bucket may be larger than this engine's. */
+/* Builds the plan again in the engine's own memory: the recorded bucket may be larger than this engine's.  Every row
+ * that is wanted gives its logits too, as far as a step has room, so that the hash tells more than the token that was
+ * drawn. */
 static struct dskv_plan *rebuild(struct dskv_engine *engine, const struct dskv_plan *recorded)
 {
     const struct dskv_plan_sizes *used = &recorded->used;
@@ -63,8 +73,13 @@ static struct dskv_plan *rebuild(struct dskv_engine *engine, const struct dskv_p
         dskv_plan_add_work(plan, dskv_plan_ids(recorded) + work->first, dskv_plan_slots(recorded) + work->first,
                            work->n_tokens, work->start, dskv_plan_tables(recorded) + work->first_block, work->n_blocks);
     }
-    for (int32_t i = 0; i < used->n_rows; i++)
-        dskv_plan_add_row(plan, &dskv_plan_rows(recorded)[i], &dskv_plan_sampling(recorded)[i]);
+    int32_t n_room = dskv_engine_info(engine)->max_logit_rows - count_logit_rows(recorded);
+    for (int32_t i = 0; i < used->n_rows; i++) {
+        struct dskv_plan_row row = dskv_plan_rows(recorded)[i];
+        if (!(row.want & DSKV_ROW_LOGITS) && n_room-- > 0)
+            row.want |= DSKV_ROW_LOGITS;
+        dskv_plan_add_row(plan, &row, &dskv_plan_sampling(recorded)[i]);
+    }
     return plan;
 }
 
@@ -80,10 +95,10 @@ static enum dskv_exit run_plan(struct dskv_engine *engine, const struct dskv_pla
     enum dskv_exit code = dskv_engine_step(engine, plan, &results, &n_computed, error);
     if (code)
         return code;
-    double ms = now_ms() - begin_ms;
+    dskv_log(DSKV_LOG_DEBUG, "replay", "step %" PRIu64 " took %.3f ms", recorded->step, now_ms() - begin_ms);
     uint64_t hash = hash_results(plan, results, dskv_engine_info(engine)->model.vocab);
-    fprintf(out, "step %" PRIu64 " tokens %d rows %d results %016" PRIx64 " ms %.3f\n", recorded->step, n_computed,
-            plan->used.n_rows, hash, ms);
+    fprintf(out, "step %" PRIu64 " tokens %d rows %d results %016" PRIx64 "\n", recorded->step, n_computed,
+            plan->used.n_rows, hash);
     return DSKV_EXIT_OK;
 }
 
@@ -91,12 +106,10 @@ static enum dskv_exit run_plan(struct dskv_engine *engine, const struct dskv_pla
 static enum dskv_code check(const struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_error *error)
 {
     const struct dskv_engine_info *info = dskv_engine_info(engine);
-    int32_t n_logit_rows = 0;
     enum dskv_code code = dskv_plan_validate(plan, plan->bytes, &info->bounds, error);
     if (code)
         return code;
-    for (int32_t i = 0; i < plan->used.n_rows; i++)
-        n_logit_rows += (dskv_plan_rows(plan)[i].want & DSKV_ROW_LOGITS) != 0;
+    int32_t n_logit_rows = count_logit_rows(plan);
     if (n_logit_rows > info->max_logit_rows)
         return dskv_fail(error, DSKV_BAD_VALUE, "it wants %d rows of logits, one step gives %d", n_logit_rows,
                          info->max_logit_rows);

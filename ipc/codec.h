@@ -1,9 +1,9 @@
 /* Codec: how a message's fields are described, read and written.
  *
- * A field is written down once, in codec_fields.c: its name on the wire, its place in the struct, its type, its range
- * and its default.  codec_read.c turns a header frame into a struct by these tables, codec_write.c does the opposite,
- * codec.c puts envelopes and operations together.  The tables know no msgpack; the reader and the writer know no
- * operation.
+ * A field is written down once, in codec_requests.c and codec_events.c: its name on the wire, its place in the struct,
+ * its type, its range and its default.  codec_read.c turns a header frame into a struct by these tables, codec_write.c
+ * does the opposite, codec.c puts envelopes and operations together.  The tables know no msgpack; the reader and the
+ * writer know no operation.
  */
 #ifndef DSKV_IPC_CODEC_H
 #define DSKV_IPC_CODEC_H

@@ -1,4 +1,4 @@
-/* Operations: all that the transformer needs of one device, as one table with two implementations (cpu/, later cuda/).
+/* Operations: all that the transformer needs of one device, as one table with two implementations (cpu/ and cuda/).
  *
  * Owns: device memory, prepared weights, and the order of every sum.  Never knows a rank, a sequence or a request: a
  * shard is just a smaller matrix here.  Each operation takes the device and one const parameter struct; the wrappers in

@@ -1,7 +1,7 @@
 /* Embeddings: rows of a prepared weight, read where the matmul reads it, so that a tied model keeps one copy. */
 #include "kernels/cpu/names.h"
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 #include <string.h>
 

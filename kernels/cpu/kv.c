@@ -2,7 +2,7 @@
  * that new rows are rounded to the pool's dtype. */
 #include "kernels/cpu/names.h"
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 #include <string.h>
 

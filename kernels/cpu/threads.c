@@ -15,6 +15,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -121,13 +122,15 @@ struct dskv_threads *dskv_threads_open(int n_threads)
     DSKV_ASSERT(n_threads >= 1, "%d threads", n_threads);
     struct dskv_threads *threads = dskv_calloc(1, sizeof *threads);
     threads->workers = dskv_calloc((size_t)n_threads, sizeof *threads->workers);
-    while (threads->n_workers < n_threads - 1) {
-        if (pthread_create(&threads->workers[threads->n_workers], NULL, worker, threads) != 0) {
-            dskv_threads_close(&threads);
-            return NULL;
-        }
+    sigset_t all, before; /* signals are for the process's own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (threads->n_workers < n_threads - 1 &&
+           pthread_create(&threads->workers[threads->n_workers], NULL, worker, threads) == 0)
         threads->n_workers++;
-    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (threads->n_workers < n_threads - 1)
+        dskv_threads_close(&threads);
     return threads;
 }
 

@@ -8,7 +8,7 @@
 #ifndef DSKV_CPU_VECTOR_H
 #define DSKV_CPU_VECTOR_H
 
-#include "kernels/half.h"
+#include "base/half.h"
 #include "kernels/tensor.h"
 
 #include <math.h>

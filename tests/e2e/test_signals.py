@@ -211,15 +211,15 @@ def launcher(tmp_path):
     launcher.place.close()
 
 
-@pytest.mark.parametrize("which, code", [(signal.SIGUSR1, 0), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
-def test_dskvd_run_passes_signals_on(launcher, which, code):
+@pytest.mark.parametrize("which", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
+def test_dskvd_run_passes_signals_on(launcher, which):
     process = launcher.start("-np", 2, "--model", MODELS / "atlas-gpt2", "--listen", f"ipc://{launcher.place.directory}/d")
     for line in process.stdout:
         if line.startswith("dskvd: ready on"):
             break
     begin = time.monotonic()
     process.send_signal(which)
-    assert process.wait(10) == code
+    assert process.wait(10) == 0
     assert time.monotonic() - begin < 3
     assert not marked_pids(launcher.place.mark)
     assert not os.listdir(launcher.place.sessions)

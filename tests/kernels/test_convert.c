@@ -1,5 +1,5 @@
 /* Conversions: every 16-bit pattern, every rounding boundary, and the pool's own rounding against the host's. */
-#include "kernels/half.h"
+#include "base/half.h"
 #include "kernels/kernel_test.h"
 
 #include "base/memory.h"

@@ -1,10 +1,11 @@
-/* Half: the bits of f16 and bf16 against f32, one element at a time; the vector paths agree with these functions.
+/* Half: the bits of f16 and bf16 against f32, one element at a time; the vector paths of kernels agree with these
+ * functions.
  *
  * To nearest, ties to even; denormals are kept, a NaN stays a (quiet) NaN.  Written without branches, so that a
  * compiler can run them over many elements at once.
  */
-#ifndef DSKV_KERNELS_HALF_H
-#define DSKV_KERNELS_HALF_H
+#ifndef DSKV_BASE_HALF_H
+#define DSKV_BASE_HALF_H
 
 #include <stdint.h>
 #include <string.h>
