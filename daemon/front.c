@@ -127,8 +127,10 @@ static void take_messages(struct front *front)
         else
             handle(front, &route, &frames);
     }
-    while (dskv_transport_lost(front->transport, &route))
+    while (dskv_transport_lost(front->transport, &route)) {
         dskv_server_route_lost(front->server, &route);
+        dskv_memory_trim(); /* a client that did not read may have left much */
+    }
 }
 
 static void send_events(struct front *front, int most)

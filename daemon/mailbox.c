@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -282,6 +283,17 @@ int dskv_mailbox_cancel(struct dskv_mailbox *mailbox, const struct dskv_route *r
     return ticket != NULL;
 }
 
+/* The last message that waits renews the same session: one note says all that many pings say. */
+static int is_noted(const struct dskv_mailbox *mailbox, const struct dskv_request *request)
+{
+    if (!mailbox->inbox || request->n_free)
+        return 0;
+    const struct dskv_message *last =
+        (const void *)((const char *)mailbox->inbox_end - offsetof(struct dskv_message, next));
+    return last->kind == DSKV_MESSAGE_NOTE && last->request.has_session &&
+           memcmp(&last->request.session, &request->session, sizeof request->session) == 0;
+}
+
 void dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *request)
 {
     if (!request->has_session && !request->n_free)
@@ -296,7 +308,10 @@ void dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *
     if (ids_bytes)
         memcpy(message->ids, request->free, ids_bytes);
     pthread_mutex_lock(&mailbox->mutex);
-    append(mailbox, DSKV_MESSAGE_NOTE, NULL, message);
+    if (is_noted(mailbox, request))
+        free(message);
+    else
+        append(mailbox, DSKV_MESSAGE_NOTE, NULL, message);
     pthread_mutex_unlock(&mailbox->mutex);
 }
 

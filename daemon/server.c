@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Messages of one round while steps wait, so that a flood of parts does not hold up who decodes. */
-#define MESSAGES_PER_ROUND 16
+/* For messages in one round while steps wait, so that a flood of parts does not hold up who decodes. */
+#define MESSAGES_US_PER_ROUND 2000
 /* How often the ranks' counters are read while steps follow each other without a pause. */
 #define RANK_STATS_US 1000000
 
@@ -146,10 +146,12 @@ static void take_messages(struct dskv_server *server, int is_busy)
     *end = dskv_mailbox_take(state->mailbox, until_us, &server->phase);
     state->now_us = dskv_mailbox_now_us();
     int all = !is_busy || server->phase >= DSKV_PHASE_STOP;
-    for (int n = 0; server->messages && (all || n < MESSAGES_PER_ROUND); n++) {
+    int64_t enough_us = state->now_us + MESSAGES_US_PER_ROUND;
+    while (server->messages && (all || dskv_mailbox_now_us() < enough_us)) {
         struct dskv_message *message = server->messages;
         server->messages = message->next;
         dskv_state_handle(state, message);
+        dskv_task_reap(state); /* what has ended gives its blocks back before the next message asks for some */
         dskv_mailbox_discard(state->mailbox, &message);
     }
 }

@@ -126,7 +126,7 @@ static void finish(struct dskv_state *state, struct generate *generate, enum dsk
     event.generate.steps = generate->n_drawn ? generate->n_drawn - 1 : 0;
     event.generate.finish = reason;
     event.generate.seed = generate->seed;
-    event.generate.cached = sequence->prefix_length - (generate->n_prompt == 0);
+    event.generate.cached = sequence->prefix_length - (generate->n_prompt == 0 && sequence->n_computed > 0);
     event.generate.computed = sequence->n_computed;
     state->stats.tokens_cached += event.generate.cached;
     int32_t n_stored = sequence->next > 0 ? sequence->next : 0;

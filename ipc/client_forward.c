@@ -34,7 +34,7 @@ static enum dskv_code read_logits(const struct dskv_forward_options *options, st
     case DSKV_LOGITS_RANGE:
         want->logits_start = options->logits_start;
         want->logits_stop = options->logits_stop;
-        if (want->logits_start >= 0 && want->logits_start < want->logits_stop && want->logits_stop <= n_rows)
+        if (want->logits_start >= 0 && want->logits_start <= want->logits_stop && want->logits_stop <= n_rows)
             return DSKV_OK;
         dskv_fail(error, DSKV_BAD_VALUE, "the rows [%d, %d) of logits are not among the %d new ones",
                   want->logits_start, want->logits_stop, n_rows);

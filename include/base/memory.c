@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __GLIBC__ /* known once a header was read */
+#include <malloc.h>
+#endif
 
 static void *or_end(void *memory, size_t n, size_t size)
 {
@@ -43,6 +46,13 @@ char *dskv_format(const char *format, ...)
     int n = vasprintf(&result, format, arguments);
     va_end(arguments);
     return or_end(n < 0 ? NULL : result, 1, 1);
+}
+
+void dskv_memory_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 size_t dskv_resident_bytes(void)

@@ -13,6 +13,8 @@ void *dskv_realloc(void *memory, size_t n, size_t size);
 char *dskv_strdup(const char *string);
 /* printf into a new string, freed with free(). */
 char *dskv_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Gives free heap memory back to the system, where the C library can: after a burst, not in a loop. */
+void dskv_memory_trim(void);
 /* This process's resident memory now, bytes; 0 where the system does not tell. */
 size_t dskv_resident_bytes(void);
 

@@ -1,4 +1,4 @@
-/* Attention over the pool, for one to thousands of query rows.
+/* Attention over the pool, for one to thousands of query rows: the generic form, for every dtype and head size.
  *
  * Keys are cut at absolute positions into pieces of DSKV_KEY_PIECE = 64.  A warp computes one piece for one row and
  * head from a fresh state: two keys a lane, each score one fma chain over the head's dimensions ascending, then *
@@ -7,7 +7,7 @@
  * a second kernel merges from scratch; many rows: one warp walks the pieces.  Both call the same two functions, so the
  * bits are the same.
  */
-#include "cuda/kv.cuh"
+#include "cuda/attention.cuh"
 
 enum { WARPS = 4, MAX_DIMS = DSKV_MAX_HEAD_DIM / 32 }; /* dimensions of a head per lane */
 
@@ -26,10 +26,10 @@ __device__ void compute_piece(piece_state *state, kv_layer kv, int kv_head, cons
         int key = first + half * 32 + lane;
         score[half] = -INFINITY;
         if (key <= last) {
-            const K *column = keys_of<K>(kv, table[key / kv.block_tokens], kv_head) + key % kv.block_tokens;
+            const K *row = key_at<K>(kv, table[key / kv.block_tokens], kv_head, key % kv.block_tokens);
             float sum = 0.0f;
             for (int d = 0; d < kv.head_dim; d++)
-                sum = fmaf(q[d], to_float(column[(int64_t)d * kv.block_tokens]), sum);
+                sum = fmaf(q[d], to_float(row[d]), sum);
             score[half] = sum * scale;
         }
     }
@@ -49,8 +49,7 @@ __device__ void compute_piece(piece_state *state, kv_layer kv, int kv_head, cons
     for (int i = 0; i < n_keys; i++) {
         float w = __shfl_sync(~0u, weight[i / 32], i % 32);
         int key = first + i;
-        const K *row =
-            values_of<K>(kv, table[key / kv.block_tokens], kv_head) + (int64_t)(key % kv.block_tokens) * kv.head_dim;
+        const K *row = key_at<K>(kv, table[key / kv.block_tokens], kv_head, key % kv.block_tokens) + value_offset(kv);
 #pragma unroll
         for (int j = 0; j < MAX_DIMS; j++)
             if (lane + j * 32 < kv.head_dim)
@@ -84,17 +83,6 @@ template <typename T> __device__ void store_row(T *out, const piece_state *state
             out[lane + i * 32] = from_float<T>(state->values[i] / state->sum);
 }
 
-struct attention_grid { /* what both kernels need */
-    kv_layer kv;
-    float scale;
-    const int32_t *kv_head_of_head;
-    const struct dskv_attention_work *work;
-    int n_work;
-    const int32_t *tables;
-    int64_t q_stride, out_stride;
-    int n_pieces; /* of the longest row; few rows only */
-};
-
 /* The work of a row: its block table and its last key. */
 __device__ bool find_row(const attention_grid &g, int row, const int32_t **table, int *last)
 {
@@ -120,14 +108,14 @@ template <typename T> __device__ void load_query(float *q, const T *row, int hea
 }
 
 /* Grid: (row, head / WARPS); a warp walks all pieces of its row and head. */
-template <typename T, typename K> __global__ void walk_kernel(attention_grid g, int n_heads, const T *q, T *out)
+template <typename T, typename K> __global__ void walk_kernel(attention_grid g, const T *q, T *out)
 {
     __shared__ float queries[WARPS][DSKV_MAX_HEAD_DIM];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x,
         head = (int)blockIdx.y * WARPS + warp;
     const int32_t *table;
     int last;
-    if (head >= n_heads || !find_row(g, row, &table, &last))
+    if (head >= g.n_heads || !find_row(g, row, &table, &last))
         return;
     load_query(queries[warp], q + row * g.q_stride + (int64_t)head * g.kv.head_dim, g.kv.head_dim, lane);
     piece_state all, piece;
@@ -144,7 +132,7 @@ enum { SCRATCH_FLOATS = 2 + MAX_DIMS * 32 };
 
 /* Grid: (row, head, piece / WARPS). */
 template <typename T, typename K>
-__global__ void pieces_kernel(attention_grid g, int n_heads, const T *q, float *scratch)
+__global__ void pieces_kernel(attention_grid g, const T *q, float *scratch)
 {
     __shared__ float queries[WARPS][DSKV_MAX_HEAD_DIM];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x, head = (int)blockIdx.y;
@@ -157,7 +145,7 @@ __global__ void pieces_kernel(attention_grid g, int n_heads, const T *q, float *
     piece_state state;
     compute_piece<K>(&state, g.kv, g.kv_head_of_head[head], table, piece * DSKV_KEY_PIECE, last, queries[warp], g.scale,
                      lane);
-    float *place = scratch + (((int64_t)row * n_heads + head) * g.n_pieces + piece) * SCRATCH_FLOATS;
+    float *place = scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + piece) * SCRATCH_FLOATS;
     if (lane == 0) {
         place[0] = state.max;
         place[1] = state.sum;
@@ -168,18 +156,18 @@ __global__ void pieces_kernel(attention_grid g, int n_heads, const T *q, float *
 }
 
 /* Grid: (row, head / WARPS). */
-template <typename T> __global__ void merge_kernel(attention_grid g, int n_heads, const float *scratch, T *out)
+template <typename T> __global__ void merge_kernel(attention_grid g, const float *scratch, T *out)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x,
         head = (int)blockIdx.y * WARPS + warp;
     const int32_t *table;
     int last;
-    if (head >= n_heads || !find_row(g, row, &table, &last))
+    if (head >= g.n_heads || !find_row(g, row, &table, &last))
         return;
     piece_state all, piece;
     clear_state(&all);
     for (int i = 0; i * DSKV_KEY_PIECE <= last; i++) {
-        const float *place = scratch + (((int64_t)row * n_heads + head) * g.n_pieces + i) * SCRATCH_FLOATS;
+        const float *place = scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + i) * SCRATCH_FLOATS;
         piece.max = place[0];
         piece.sum = place[1];
         for (int j = 0; j < MAX_DIMS; j++)
@@ -190,11 +178,28 @@ template <typename T> __global__ void merge_kernel(attention_grid g, int n_heads
 }
 
 template <typename T, typename K>
-static void launch_attention(struct dskv_device *device, const struct dskv_attention *p)
+static void launch_generic(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g)
+{
+    unsigned rows = (unsigned)p->q.rows, heads = (unsigned)g.n_heads;
+    float *scratch = dskv_cuda_scratch(cuda);
+    size_t needed = (size_t)rows * heads * (size_t)g.n_pieces * SCRATCH_FLOATS * sizeof(float);
+    if (g.n_pieces > 1 && needed <= dskv_cuda_scratch_bytes(cuda)) {
+        pieces_kernel<T, K><<<dim3(rows, heads, blocks_for(g.n_pieces, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
+            g, (const T *)p->q.data, scratch);
+        merge_kernel<T><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(g, scratch,
+                                                                                              (T *)p->out.data);
+    } else {
+        walk_kernel<T, K><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
+            g, (const T *)p->q.data, (T *)p->out.data);
+    }
+}
+
+extern "C" void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     attention_grid g = {kv_layer_of(&p->kv, p->layer),
                         p->scale,
+                        p->n_heads_local,
                         p->kv_head_of_head,
                         p->work,
                         p->n_work,
@@ -202,23 +207,9 @@ static void launch_attention(struct dskv_device *device, const struct dskv_atten
                         p->q.stride,
                         p->out.stride,
                         (p->max_keys + DSKV_KEY_PIECE - 1) / DSKV_KEY_PIECE};
-    unsigned rows = (unsigned)p->q.rows, heads = (unsigned)p->n_heads_local;
-    size_t scratch = (size_t)rows * heads * (size_t)g.n_pieces * SCRATCH_FLOATS * sizeof(float);
-    if (g.n_pieces > 1 && scratch <= cuda->scratch_bytes) {
-        pieces_kernel<T, K><<<dim3(rows, heads, blocks_for(g.n_pieces, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
-            g, p->n_heads_local, (const T *)p->q.data, cuda->scratch);
-        merge_kernel<T><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
-            g, p->n_heads_local, cuda->scratch, (T *)p->out.data);
-    } else {
-        walk_kernel<T, K><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
-            g, p->n_heads_local, (const T *)p->q.data, (T *)p->out.data);
-    }
-}
-
-extern "C" void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p)
-{
-    with_dtype(p->q.dtype, [&](auto t) {
-        with_dtype(p->kv.dtype, [&](auto e) { launch_attention<decltype(t), decltype(e)>(device, p); });
-    });
+    if (!attention_with_tensor_instructions(cuda, p, g))
+        with_dtype(p->q.dtype, [&](auto t) {
+            with_dtype(p->kv.dtype, [&](auto e) { launch_generic<decltype(t), decltype(e)>(cuda, p, g); });
+        });
     launched(device, "attention");
 }

@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 __device__ __forceinline__ float to_float(float x)
 {
@@ -59,6 +60,38 @@ template <typename F> static void with_dtype(enum dskv_dtype dtype, F f)
         f(__half());
     else
         f(__nv_bfloat16());
+}
+
+/* Neighbours that move as one, by 16 bytes at a time. */
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) neighbours {
+    T at[N];
+};
+template <typename T, int N> __device__ __forceinline__ neighbours<T, N> load(const T *p)
+{
+    return *(const neighbours<T, N> *)p;
+}
+template <typename T, int N> __device__ __forceinline__ void store(T *p, const neighbours<T, N> &x)
+{
+    *(neighbours<T, N> *)p = x;
+}
+
+/* Eight neighbours can move as one from every row (a null pointer has none). */
+static inline bool moves_by_8(const void *data, int64_t stride, size_t element)
+{
+    return (size_t)data % 16 == 0 && (size_t)stride * element % 16 == 0;
+}
+static inline bool moves_by_8(const struct dskv_tensor &x)
+{
+    return moves_by_8(x.data, x.stride, dskv_dtype_bytes(x.dtype)) && x.cols % 8 == 0;
+}
+
+/* Calls f with the number of neighbours that a thread takes, 8 or 1. */
+template <typename F> static void with_neighbours(bool by_8, F f)
+{
+    if (by_8)
+        f(std::integral_constant<int, 8>());
+    else
+        f(std::integral_constant<int, 1>());
 }
 
 /* After a launch: an invalid one is found here, a failing one at the next sync. */

@@ -17,9 +17,26 @@ struct dskv_cuda {
     int n_multiprocessors;
     cudaError_t error; /* the first one; later operations do nothing useful, the job ends at the next sync */
     char error_place[64];
-    float *scratch; /* pieces of attention between its two kernels */
+    float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
     size_t scratch_bytes;
+    int has_stream_matmul;   /* the streaming matmul runs on this GPU */
+    struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until many rows are first multiplied */
 };
+
+/* Counters by which the last of the blocks that share a result knows that it is the last. */
+#define DSKV_CUDA_COUNTERS ((size_t)1 << 16)
+static inline unsigned *dskv_cuda_counters(struct dskv_cuda *cuda)
+{
+    return (unsigned *)cuda->scratch;
+}
+static inline float *dskv_cuda_scratch(struct dskv_cuda *cuda)
+{
+    return cuda->scratch + DSKV_CUDA_COUNTERS;
+}
+static inline size_t dskv_cuda_scratch_bytes(const struct dskv_cuda *cuda)
+{
+    return cuda->scratch_bytes - DSKV_CUDA_COUNTERS * sizeof *cuda->scratch;
+}
 
 static inline struct dskv_cuda *dskv_cuda_of(struct dskv_device *device)
 {
@@ -38,6 +55,9 @@ static inline int64_t dskv_cuda_padded(int64_t n)
 
 void dskv_cuda_embed(struct dskv_device *device, const struct dskv_embed *p);
 void dskv_cuda_norm(struct dskv_device *device, const struct dskv_norm *p);
+/* Whether the streaming matmul runs here: for open.  And the end of what matmul_lt.c has opened: for close. */
+int dskv_cuda_matmul_stream_open(void);
+void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt);
 void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p);
 void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);
 void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);

@@ -98,6 +98,7 @@ static void cuda_weight_fill(struct dskv_device *device, struct dskv_weight *wei
 static void cuda_close(struct dskv_device *device)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_matmul_lt_close(&cuda->lt);
     cudaFree(cuda->scratch);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);
@@ -170,12 +171,14 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
         (failed = cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync)) != cudaSuccess ||
         (failed = cudaGetDeviceProperties(&properties, index)) != cudaSuccess ||
         (failed = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)) != cudaSuccess ||
-        (failed = cudaMalloc((void **)&cuda->scratch, cuda->scratch_bytes)) != cudaSuccess) {
+        (failed = cudaMalloc((void **)&cuda->scratch, cuda->scratch_bytes)) != cudaSuccess ||
+        (failed = cudaMemsetAsync(cuda->scratch, 0, cuda->scratch_bytes, cuda->stream)) != cudaSuccess) {
         cuda_close(&cuda->base);
         return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "GPU %d cannot be opened: %s", index,
                               cudaGetErrorString(failed));
     }
     cuda->n_multiprocessors = properties.multiProcessorCount;
+    cuda->has_stream_matmul = dskv_cuda_matmul_stream_open();
     snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);
     *device = &cuda->base;
     return DSKV_EXIT_OK;

@@ -1,32 +1,40 @@
 /* Operations on the pool's bytes: a step's keys and values in, block copies, and pieces out and in. */
 #include "cuda/kv.cuh"
 
-template <typename T, typename K>
+/* Grid: (neighbours of a row / 128, rows), a thread takes N neighbours of one head. */
+template <typename T, typename K, int N>
 __global__ void kv_write_kernel(kv_layer kv, const int32_t *slots, const T *k, int64_t k_stride, const T *v,
                                 int64_t v_stride, int width)
 {
     int64_t row = blockIdx.y;
-    int column = (int)(blockIdx.x * blockDim.x + threadIdx.x), slot = slots[row];
+    int column = (int)(blockIdx.x * blockDim.x + threadIdx.x) * N, slot = slots[row];
     if (column >= width || slot < 0)
         return;
-    int block = slot / kv.block_tokens, place = slot % kv.block_tokens, head = column / kv.head_dim,
-        d = column % kv.head_dim;
-    keys_of<K>(kv, block, head)[(int64_t)d * kv.block_tokens + place] =
-        from_float<K>(to_float(k[row * k_stride + column]));
-    values_of<K>(kv, block, head)[(int64_t)place * kv.head_dim + d] =
-        from_float<K>(to_float(v[row * v_stride + column]));
+    K *place = key_at<K>(kv, slot / kv.block_tokens, column / kv.head_dim, slot % kv.block_tokens) + column % kv.head_dim;
+    neighbours<T, N> key = load<T, N>(k + row * k_stride + column), value = load<T, N>(v + row * v_stride + column);
+    neighbours<K, N> key_out, value_out;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        key_out.at[i] = from_float<K>(to_float(key.at[i]));
+        value_out.at[i] = from_float<K>(to_float(value.at[i]));
+    }
+    store<K, N>(place, key_out);
+    store<K, N>(place + value_offset(kv), value_out);
 }
 
 extern "C" void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
 {
-    dim3 grid(blocks_for(p->k.cols, 128), (unsigned)p->k.rows);
     with_dtype(p->k.dtype, [&](auto t) {
         with_dtype(p->kv.dtype, [&](auto e) {
-            using T = decltype(t);
-            using K = decltype(e);
-            kv_write_kernel<T, K><<<grid, 128, 0, dskv_cuda_of(device)->stream>>>(
-                kv_layer_of(&p->kv, p->layer), p->slots, (const T *)p->k.data, p->k.stride, (const T *)p->v.data,
-                p->v.stride, (int)p->k.cols);
+            with_neighbours(moves_by_8(p->k) && moves_by_8(p->v) && p->kv.head_dim % 8 == 0, [&](auto n) {
+                using T = decltype(t);
+                using K = decltype(e);
+                constexpr int N = decltype(n)::value;
+                dim3 grid(blocks_for(p->k.cols / N, 128), (unsigned)p->k.rows);
+                kv_write_kernel<T, K, N><<<grid, 128, 0, dskv_cuda_of(device)->stream>>>(
+                    kv_layer_of(&p->kv, p->layer), p->slots, (const T *)p->k.data, p->k.stride, (const T *)p->v.data,
+                    p->v.stride, (int)p->k.cols);
+            });
         });
     });
     launched(device, "kv_write");
@@ -39,12 +47,11 @@ template <typename K> __global__ void kv_copy_kernel(kv_layer kv, int n_heads, c
     int64_t layer_bytes = (int64_t)n_heads * 2 * kv.block_tokens * kv.head_dim * (int64_t)sizeof(K);
     kv.data += blockIdx.y * layer_bytes;
     int head = (int)blockIdx.z, n = copy.n_tokens * kv.head_dim;
-    const K *keys = keys_of<K>(kv, copy.src, head), *values = values_of<K>(kv, copy.src, head);
-    K *keys_out = keys_of<K>(kv, copy.dst, head), *values_out = values_of<K>(kv, copy.dst, head);
+    const K *from = key_at<K>(kv, copy.src, head, 0);
+    K *to = key_at<K>(kv, copy.dst, head, 0);
     for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
-        int key = i / copy.n_tokens * kv.block_tokens + i % copy.n_tokens;
-        keys_out[key] = keys[key];
-        values_out[i] = values[i];
+        to[i] = from[i];
+        to[i + value_offset(kv)] = from[i + value_offset(kv)];
     }
 }
 
@@ -70,8 +77,7 @@ __global__ void kv_dense_kernel(kv_layer kv, int is_value, int first_head, int n
     int d = (int)(i % kv.head_dim), token = start + (int)(i / kv.head_dim % n_tokens);
     int head = first_head + (int)(i / (n_tokens * kv.head_dim)), place = token % kv.block_tokens;
     int64_t block = table[token / kv.block_tokens];
-    K *element = is_value ? values_of<K>(kv, block, head) + (int64_t)place * kv.head_dim + d
-                          : keys_of<K>(kv, block, head) + (int64_t)d * kv.block_tokens + place;
+    K *element = key_at<K>(kv, block, head, place) + (is_value ? value_offset(kv) : 0) + d;
     if (TO_POOL)
         *element = dense[i];
     else

@@ -1,5 +1,5 @@
-/* Where a key or value lies.  In a block: per layer and local KV head, keys as [head_dim][block_tokens] (lanes of a
- * warp run over keys), then values as [block_tokens][head_dim]. */
+/* Where a key or value lies.  In a block: per layer and local KV head, keys as [block_tokens][head_dim], then values as
+ * [block_tokens][head_dim]. */
 #ifndef DSKV_KERNELS_CUDA_KV_CUH
 #define DSKV_KERNELS_CUDA_KV_CUH
 
@@ -18,15 +18,15 @@ static inline kv_layer kv_layer_of(const struct dskv_kv *kv, int32_t layer)
             (int64_t)kv->block_bytes, kv->block_tokens, kv->head_dim};
 }
 
-/* The keys of a head in a block: element (d, token) is at d * block_tokens + token. */
-template <typename K> __device__ __forceinline__ K *keys_of(kv_layer kv, int64_t block, int head)
+/* The key of a head's token at `place` in a block. */
+template <typename K> __device__ __forceinline__ K *key_at(kv_layer kv, int64_t block, int head, int place)
 {
-    return (K *)(kv.data + block * kv.block_bytes) + (int64_t)head * 2 * kv.block_tokens * kv.head_dim;
+    return (K *)(kv.data + block * kv.block_bytes) + ((int64_t)head * 2 * kv.block_tokens + place) * kv.head_dim;
 }
-/* The values: element (token, d) is at token * head_dim + d. */
-template <typename K> __device__ __forceinline__ K *values_of(kv_layer kv, int64_t block, int head)
+/* From a token's key to its value. */
+__device__ __forceinline__ int64_t value_offset(kv_layer kv)
 {
-    return keys_of<K>(kv, block, head) + (int64_t)kv.block_tokens * kv.head_dim;
+    return (int64_t)kv.block_tokens * kv.head_dim;
 }
 
 #endif

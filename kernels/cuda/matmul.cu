@@ -6,31 +6,13 @@
  * conflicts. f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens. Weights
  * are padded to whole tiles with zeros; a zero product leaves an accumulator as it is.
  */
-#include "cuda/common.cuh"
-
-#include <type_traits>
+#include "cuda/matmul.cuh"
 
 enum { TILE_N = 64, TILE_K = 64, ROW = TILE_K + 8, STAGES = 4 };
 
 __device__ __forceinline__ void copy16(void *shared, const void *global)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global)
-                 : "memory");
-}
-
-template <typename T> __device__ __forceinline__ void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
-{
-    if constexpr (std::is_same<T, __half>::value)
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 
 /* Brings one k-tile: 64 weight rows and TOKENS rows of x.  x is copied element by element where its rows are not
@@ -89,11 +71,7 @@ __global__ void __launch_bounds__(128)
         const T *w_tile = tiles + tile % STAGES * stage_elements, *x_tile = w_tile + TILE_N * ROW;
         for (int kk = 0; kk < TILE_K; kk += 16) {
             uint32_t a[4];
-            uint32_t address =
-                (uint32_t)__cvta_generic_to_shared(w_tile + (warp * 16 + lane % 16) * ROW + kk + lane / 16 * 8);
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                         : "r"(address));
+            load_matrices(a, shared_address(w_tile + (warp * 16 + lane % 16) * ROW + kk + lane / 16 * 8));
 #pragma unroll
             for (int b = 0; b < TOKENS / 8; b++) {
                 const T *column = x_tile + (b * 8 + lane / 4) * ROW + kk + lane % 4 * 2;
@@ -157,9 +135,29 @@ __global__ void matmul_f32_kernel(const float *w, int64_t w_stride, const float 
         y[row * y_stride + output] = bias ? sum + bias[output] : sum;
 }
 
-extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+/* A row a block. */
+template <typename Y> __global__ void bias_kernel(const float *x, int64_t n, const float *bias, Y *y, int64_t y_stride)
+{
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
+        y[blockIdx.x * y_stride + i] = from_float<Y>(x[blockIdx.x * n + i] + bias[i]);
+}
+
+extern "C" void dskv_cuda_add_bias(struct dskv_device *device, const float *x, const float *bias,
+                                   const struct dskv_tensor *y)
+{
+    with_dtype(y->dtype, [&](auto element) {
+        using Y = decltype(element);
+        bias_kernel<<<(unsigned)y->rows, 256, 0, dskv_cuda_of(device)->stream>>>(x, y->cols, bias, (Y *)y->data,
+                                                                                 y->stride);
+    });
+    launched(device, "adding a bias");
+}
+
+extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p)
 {
     bool to_f32 = p->y.dtype == DSKV_F32;
+    if (dskv_cuda_matmul_stream(device, p))
+        return;
     if (p->w->dtype == DSKV_F32) {
         dim3 grid(blocks_for(p->w->n, F32_N), blocks_for(p->x.rows, F32_ROWS));
         matmul_f32_kernel<<<grid, dim3(F32_N, F32_ROWS), 0, dskv_cuda_of(device)->stream>>>(
@@ -171,4 +169,10 @@ extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_m
         to_f32 ? launch_half<__nv_bfloat16, float>(device, p) : launch_half<__nv_bfloat16, __nv_bfloat16>(device, p);
     }
     launched(device, "matmul");
+}
+
+extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    if (p->x.rows < DSKV_CUDA_MANY_ROWS || !dskv_cuda_matmul_lt(device, p))
+        dskv_cuda_matmul_own(device, p);
 }

@@ -1,6 +1,6 @@
 /* Choosing from rows of logits: statistics and the k best of a shard, and drawing a token from whole rows.
  *
- * Grid: one block of 256 threads a row.  Every sum runs over fixed strides and one fixed tree, so that equal logits
+ * Grid: (parts of 4096 columns, rows) for selecting, one block a row for drawing, 256 threads each.  Every sum runs over fixed strides and one fixed tree, so that equal logits
  * give equal results on every rank.  Order among logits is that of (value descending, id ascending), told by one 64-bit
  * key.
  */
@@ -53,45 +53,161 @@ __device__ uint64_t best_below(const float *row, int n, int first, uint64_t limi
     return block_max(best, shared);
 }
 
-__global__ void select_kernel(const float *logits, int64_t stride, int n, int first, const int32_t *targets, int k,
-                              struct dskv_row_stats *stats, float *top_values, int32_t *top_ids)
+/* A row's columns are cut into parts of PART, whatever the row; each is a block, which stores what its part says: the best
+ * key, the sum of exp(logit - the part's max), whether all are finite, and its k best.  The row's last block to come
+ * merges the parts in ascending order. */
+enum { SELECT_THREADS = 256, HELD = 16, PART = SELECT_THREADS * HELD };
+
+struct part_stats {
+    uint64_t best; /* 0: the part is empty */
+    float sum;
+    int finite;
+};
+
+struct select_grid {
+    int n, first; /* columns that are read; the id of the first one */
+    int k, n_parts;
+    part_stats *parts; /* [rows][n_parts] */
+    uint64_t *tops;    /* [rows][n_parts][k], descending, 0 behind the part's end */
+    unsigned *counters;
+};
+
+/* A thread's columns of a part are every 256th. */
+__device__ void select_part(const select_grid &g, const float *values, int part, part_stats *stats, uint64_t *tops,
+                            uint64_t *shared_keys, float *shared)
+{
+    float held[HELD];
+    uint64_t best = 0;
+    int finite = 1, begin = part * PART + (int)threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        held[i] = begin + i * SELECT_THREADS < g.n ? values[begin + i * SELECT_THREADS] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (begin + i * SELECT_THREADS < g.n) {
+            uint64_t key = key_of(held[i], g.first + begin + i * SELECT_THREADS);
+            best = key > best ? key : best;
+            finite &= isfinite(held[i]) != 0;
+        }
+    finite = __syncthreads_and(finite);
+    uint64_t mine = best;
+    best = block_max(best, shared_keys);
+    float max = value_of(best), sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (begin + i * SELECT_THREADS < g.n)
+            sum = sum + expf(held[i] - max);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0)
+        *stats = {best, sum, finite};
+    for (int i = 0; i < g.k; i++) {
+        if (threadIdx.x == 0)
+            tops[i] = best;
+        if (best == 0)
+            continue; /* the part has no more */
+        if (mine == best) { /* this thread had the best one: its next one */
+            mine = 0;
+#pragma unroll
+            for (int j = 0; j < HELD; j++)
+                if (begin + j * SELECT_THREADS < g.n) {
+                    uint64_t key = key_of(held[j], g.first + begin + j * SELECT_THREADS);
+                    mine = key < best && key > mine ? key : mine;
+                }
+        }
+        best = block_max(mine, shared_keys);
+    }
+}
+
+/* The parts' statistics into the row's; one thread. */
+__device__ void merge_stats(const select_grid &g, const part_stats *parts, const float *values, int target,
+                            struct dskv_row_stats *stats)
+{
+    uint64_t best = 0;
+    int finite = 1;
+    for (int i = 0; i < g.n_parts; i++) {
+        uint64_t key = __ldcg((const unsigned long long *)&parts[i].best);
+        best = key > best ? key : best;
+        finite &= __ldcg(&parts[i].finite);
+    }
+    float max = best ? value_of(best) : -INFINITY, sum = 0.0f;
+    for (int i = 0; i < g.n_parts; i++) {
+        uint64_t key = __ldcg((const unsigned long long *)&parts[i].best);
+        if (key)
+            sum = fmaf(__ldcg(&parts[i].sum), expf(value_of(key) - max), sum);
+    }
+    int column = target - g.first;
+    *stats = {max, best ? id_of(best) : INT_MAX, sum,
+              target >= 0 && column >= 0 && column < g.n ? values[column] : -INFINITY, finite};
+}
+
+/* The k best of the parts' k best. */
+__device__ void merge_tops(const select_grid &g, const uint64_t *tops, float *top_values, int32_t *top_ids,
+                           uint64_t *shared_keys)
+{
+    uint64_t limit = ~(uint64_t)0;
+    for (int i = 0; i < g.k; i++) {
+        uint64_t mine = 0;
+        for (int j = (int)threadIdx.x; j < g.n_parts * g.k; j += SELECT_THREADS) {
+            uint64_t key = __ldcg((const unsigned long long *)tops + j);
+            mine = key < limit && key > mine ? key : mine;
+        }
+        limit = block_max(mine, shared_keys);
+        if (threadIdx.x == 0) {
+            top_values[i] = limit ? value_of(limit) : -INFINITY;
+            top_ids[i] = limit ? id_of(limit) : INT_MAX;
+        }
+    }
+}
+
+/* Grid: (parts, rows). */
+__global__ void __launch_bounds__(SELECT_THREADS)
+    select_kernel(select_grid g, const float *logits, int64_t stride, const int32_t *targets,
+                  struct dskv_row_stats *stats, float *top_values, int32_t *top_ids)
 {
     __shared__ uint64_t keys[8];
     __shared__ float sums[8];
-    int64_t row = blockIdx.x;
+    __shared__ bool is_last;
+    int64_t row = blockIdx.y, place = row * g.n_parts + blockIdx.x;
     const float *values = logits + row * stride;
-    int finite = 1;
-    for (int i = (int)threadIdx.x; i < n; i += 256)
-        finite &= isfinite(values[i]) != 0;
-    finite = __syncthreads_and(finite);
-    uint64_t best = best_below(values, n, first, ~(uint64_t)0, keys);
-    float max = best ? value_of(best) : -INFINITY, sum = 0.0f;
-    for (int i = (int)threadIdx.x; i < n; i += 256)
-        sum = sum + expf(values[i] - max);
-    sum = block_sum(sum, sums);
+    uint64_t *tops = g.tops + row * g.n_parts * g.k;
+    select_part(g, values, (int)blockIdx.x, g.parts + place, g.tops + place * g.k, keys, sums);
+    __threadfence();
+    __syncthreads();
     if (threadIdx.x == 0) {
-        int target = targets[row] - first;
-        stats[row] = {max, best ? id_of(best) : INT_MAX, n ? sum : 0.0f,
-                      targets[row] >= 0 && target >= 0 && target < n ? values[target] : -INFINITY, finite};
+        is_last = atomicAdd(g.counters + row, 1) == (unsigned)(g.n_parts - 1);
+        if (is_last)
+            g.counters[row] = 0;
     }
-    uint64_t limit = ~(uint64_t)0;
-    for (int i = 0; i < k; i++) {
-        best = best_below(values, n, first, limit, keys);
-        if (threadIdx.x == 0) {
-            top_values[row * k + i] = best ? value_of(best) : -INFINITY;
-            top_ids[row * k + i] = best ? id_of(best) : INT_MAX;
-        }
-        limit = best; /* 0 when the shard is exhausted: nothing is below it */
-    }
+    __syncthreads();
+    if (!is_last)
+        return;
+    __threadfence();
+    if (threadIdx.x == 0)
+        merge_stats(g, g.parts + row * g.n_parts, values, targets[row], stats + row);
+    merge_tops(g, tops, top_values + row * g.k, top_ids + row * g.k, keys);
 }
 
 extern "C" void dskv_cuda_select(struct dskv_device *device, const struct dskv_select *p)
 {
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
     int64_t left = (int64_t)p->vocab - p->first;
-    int n = (int)(p->logits.cols < left ? p->logits.cols : left < 0 ? 0 : left);
-    select_kernel<<<(unsigned)p->logits.rows, 256, 0, dskv_cuda_of(device)->stream>>>(
-        (const float *)p->logits.data, p->logits.stride, n, p->first, p->targets, p->k, p->stats, p->top_values,
-        p->top_ids);
+    select_grid g = {};
+    g.n = (int)(p->logits.cols < left ? p->logits.cols : left < 0 ? 0 : left);
+    g.first = p->first;
+    g.k = p->k;
+    g.n_parts = g.n > 0 ? (g.n + PART - 1) / PART : 1;
+    g.counters = dskv_cuda_counters(cuda);
+    size_t row_bytes = (size_t)g.n_parts * (sizeof(part_stats) + (size_t)g.k * sizeof(uint64_t));
+    int64_t most = (int64_t)(dskv_cuda_scratch_bytes(cuda) / row_bytes);
+    most = most < (int64_t)DSKV_CUDA_COUNTERS ? most : (int64_t)DSKV_CUDA_COUNTERS - 1;
+    for (int64_t row = 0; row < p->logits.rows; row += most) {
+        int64_t n_rows = p->logits.rows - row < most ? p->logits.rows - row : most;
+        g.parts = (part_stats *)dskv_cuda_scratch(cuda);
+        g.tops = (uint64_t *)(g.parts + n_rows * g.n_parts);
+        select_kernel<<<dim3((unsigned)g.n_parts, (unsigned)n_rows), SELECT_THREADS, 0, cuda->stream>>>(
+            g, (const float *)p->logits.data + row * p->logits.stride, p->logits.stride, p->targets + row,
+            p->stats + row, p->top_values + row * g.k, p->top_ids + row * g.k);
+    }
     launched(device, "select");
 }
 

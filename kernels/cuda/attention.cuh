@@ -1,0 +1,23 @@
+/* What the two forms of attention share: the generic one (attention.cu) and that of tensor instructions
+ * (attention_tensor.cu), which takes 16-bit activations on a pool of the same dtype at the usual head sizes. */
+#ifndef DSKV_KERNELS_CUDA_ATTENTION_CUH
+#define DSKV_KERNELS_CUDA_ATTENTION_CUH
+
+#include "cuda/kv.cuh"
+
+struct attention_grid { /* what all kernels need, by value */
+    kv_layer kv;
+    float scale;
+    int n_heads;
+    const int32_t *kv_head_of_head;
+    const struct dskv_attention_work *work;
+    int n_work;
+    const int32_t *tables;
+    int64_t q_stride, out_stride;
+    int n_pieces; /* of the longest row; 0: not known */
+};
+
+/* Queues the operation and says so, or leaves it to the generic form. */
+int attention_with_tensor_instructions(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
+
+#endif

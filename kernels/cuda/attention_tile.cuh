@@ -1,0 +1,283 @@
+/* One piece of keys against 16 queries with mma.sync m16n8k16: what every kernel of attention_tensor.cu is made of.
+ *
+ * The steps are one warp's, and each has one order: a score is one accumulator over the head's dimensions in steps of
+ * 16, a row's sum and its values are each one accumulator over the piece's 64 keys in steps of 16.  Which warp does
+ * which keys or dimensions changes no bit.
+ *
+ * Of an accumulator c[4] of 16 x 8, a lane holds rows lane / 4 (c[0], c[1]) and lane / 4 + 8 (c[2], c[3]), columns
+ * lane % 4 * 2 and the next one. */
+#ifndef DSKV_KERNELS_CUDA_ATTENTION_TILE_CUH
+#define DSKV_KERNELS_CUDA_ATTENTION_TILE_CUH
+
+#include "cuda/attention.cuh"
+
+#include <climits>
+#include <type_traits>
+
+enum { TILE = 16, KEYS = DSKV_KEY_PIECE, N_WARPS = 4, N_THREADS = 32 * N_WARPS };
+
+/* Rows of shared memory are 16 bytes longer than they need be, so that eight of them touch all banks. */
+template <int D> constexpr int pitch_of = D + 8;
+
+template <typename T> __device__ __forceinline__ void mma16816(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
+{
+    if constexpr (std::is_same<T, __half>::value)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Four 8 x 8 matrices of 16-bit elements; each lane names one row of 16 bytes. */
+__device__ __forceinline__ void load_matrices(uint32_t *r, const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t *r, const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+/* 16 bytes to shared memory, zeros where `bytes` is 0. */
+__device__ __forceinline__ void copy_or_clear(void *shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int LEFT> __device__ __forceinline__ void wait_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* 2^x: one instruction, of one error for all; 2^-inf is 0. */
+__device__ __forceinline__ float exp2_of(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+template <typename T> __device__ __forceinline__ uint32_t pack(T low, T high)
+{
+    return (uint32_t)__builtin_bit_cast(uint16_t, high) << 16 | __builtin_bit_cast(uint16_t, low);
+}
+
+/* ---- which queries ---------------------------------------------------------------------------------------------- */
+
+/* Pairs of (token, query head) that read one KV head, token by token: pair i of a run is token i / group and head
+ * first_head + i % group.  A tile is up to some number of them. */
+struct tile {
+    const int32_t *table;
+    int first_row, start;         /* of the run */
+    int first_head, group;        /* the KV head's query heads */
+    int first_pair, n_pairs;      /* the tile's first, and the run's number */
+    int last;                     /* last key that any of the tile's pairs sees */
+};
+
+__device__ __forceinline__ int row_of(const tile &t, int pair)
+{
+    return t.first_row + pair / t.group;
+}
+__device__ __forceinline__ int head_of(const tile &t, int pair)
+{
+    return t.first_head + pair % t.group;
+}
+/* The last key that a pair sees; -1 behind the run's end. */
+__device__ __forceinline__ int last_of(const tile &t, int pair)
+{
+    return pair < t.n_pairs ? t.start + pair / t.group : -1;
+}
+
+/* Tile `index` of a KV head, counted run by run; false behind the last one.  All lanes of a warp call it. */
+__device__ bool find_tile(const attention_grid &g, int kv_head, int index, int pairs_per_tile, tile *t)
+{
+    int lane = (int)threadIdx.x % 32;
+    t->first_head = t->group = 0;
+    for (int i = 0; i < g.n_heads; i += 32) {
+        int owner = i + lane < g.n_heads ? g.kv_head_of_head[i + lane] : INT_MAX;
+        t->first_head += __popc(__ballot_sync(~0u, owner < kv_head));
+        t->group += __popc(__ballot_sync(~0u, owner == kv_head));
+    }
+    for (int i = 0; i < g.n_work; i += 32) {
+        int n_tokens = i + lane < g.n_work ? g.work[i + lane].n_tokens : 0;
+        int n = (n_tokens * t->group + pairs_per_tile - 1) / pairs_per_tile, end = n;
+        for (int offset = 1; offset < 32; offset <<= 1) {
+            int before = __shfl_up_sync(~0u, end, offset);
+            end += lane >= offset ? before : 0;
+        }
+        unsigned found = __ballot_sync(~0u, index < end);
+        if (found) {
+            int which = __ffs((int)found) - 1;
+            struct dskv_attention_work w = g.work[i + which];
+            t->table = g.tables + w.first_block;
+            t->first_row = w.first;
+            t->start = w.start;
+            t->n_pairs = w.n_tokens * t->group;
+            t->first_pair = (index - __shfl_sync(~0u, end - n, which)) * pairs_per_tile;
+            t->last = last_of(*t, min(t->first_pair + pairs_per_tile, t->n_pairs) - 1);
+            return true;
+        }
+        index -= __shfl_sync(~0u, end, 31);
+    }
+    return false;
+}
+
+/* ---- a piece ---------------------------------------------------------------------------------------------------- */
+
+/* The block's threads ask for keys and values [first, first + 64); those past `last` become zeros. */
+template <typename T, int D>
+__device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int kv_head, const int32_t *table,
+                                           int first, int last)
+{
+    constexpr int CHUNKS = D / 8; /* of 16 bytes in a row */
+    bool one_block = kv.block_tokens % KEYS == 0;
+    const T *start = one_block ? key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens)
+                               : (const T *)kv.data;
+#pragma unroll
+    for (int step = 0; step < KEYS * CHUNKS / N_THREADS; step++) {
+        int i = step * N_THREADS + (int)threadIdx.x, key = i / CHUNKS, column = i % CHUNKS * 8, position = first + key;
+        bool seen = position <= last;
+        const T *row = start;
+        if (one_block)
+            row = start + (seen ? key * D : 0);
+        else if (seen)
+            row = key_at<T>(kv, table[position / kv.block_tokens], kv_head, position % kv.block_tokens);
+        copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
+        copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
+    }
+    commit_copies();
+}
+
+/* The 16 queries from `pair` on as the left operand; zeros behind the run's end. */
+template <typename T, int D>
+__device__ __forceinline__ void load_queries(uint32_t (*a)[4], const attention_grid &g, const tile &t, int pair,
+                                             const T *q, bool aligned)
+{
+    int lane = (int)threadIdx.x % 32, column = lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int mine = pair + lane / 4 + half * 8;
+        bool exists = mine < t.n_pairs;
+        const T *row = exists ? q + row_of(t, mine) * g.q_stride + (int64_t)head_of(t, mine) * D + column : q;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const T *at = row + i * 16 + side * 8;
+                uint32_t two = 0;
+                if (exists)
+                    two = aligned ? *(const uint32_t *)at : pack(at[0], at[1]);
+                a[i][half + side * 2] = two;
+            }
+    }
+}
+
+/* Products of the queries with 16 keys, whose first row is `keys`. */
+template <typename T, int D>
+__device__ __forceinline__ void multiply_keys(float (*score)[4], const uint32_t (*q)[4], const T *keys)
+{
+    int lane = (int)threadIdx.x % 32;
+    const T *row = keys + (lane % 8 + lane / 16 * 8) * pitch_of<D> + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            score[i][j] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t b[4];
+        load_matrices(b, row + i * 16);
+        mma16816<T>(score[0], q[i], b[0], b[1]);
+        mma16816<T>(score[1], q[i], b[2], b[3]);
+    }
+}
+
+/* Scores of 16 keys from products, in units of log2(e); those past the rows' last keys are minus infinity. */
+__device__ __forceinline__ void mask_scores(float (*score)[4], float scale, int first_key, const int *last)
+{
+    int column = first_key + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            score[i][j] = column + i * 8 + j % 2 <= last[j / 2] ? score[i][j] * scale : -INFINITY;
+}
+
+/* The two rows' largest of 16 keys' scores, over the lanes of a row. */
+__device__ __forceinline__ float max_of_row(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+/* Weights of 16 keys in the pool's dtype, as a left operand.  A masked key's is selected to zero. */
+template <typename T>
+__device__ __forceinline__ void weigh(uint32_t *a, const float (*score)[4], const float *max)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float low = score[i][half * 2], high = score[i][half * 2 + 1];
+            low = low == -INFINITY ? 0.0f : exp2_of(low - max[half]);
+            high = high == -INFINITY ? 0.0f : exp2_of(high - max[half]);
+            a[i * 2 + half] = pack(from_float<T>(low), from_float<T>(high));
+        }
+}
+
+/* Weights times values, dimensions [column, column + 16); weights: of 64 keys. */
+template <typename T, int D>
+__device__ __forceinline__ void multiply_values(float (*sum)[4], const uint32_t (*weights)[4], const T *values,
+                                                int column)
+{
+    int lane = (int)threadIdx.x % 32;
+    const T *row = values + (lane % 8 + lane / 8 % 2 * 8) * pitch_of<D> + column + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            sum[i][j] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        uint32_t b[4];
+        load_matrices_transposed(b, row + i * 16 * pitch_of<D>);
+        mma16816<T>(sum[0], weights[i], b[0], b[1]);
+        mma16816<T>(sum[1], weights[i], b[2], b[3]);
+    }
+}
+
+/* The two rows' sums of weights. */
+template <typename T> __device__ __forceinline__ void sum_weights(float *sum, const uint32_t (*weights)[4])
+{
+    const uint32_t ones = pack(from_float<T>(1.0f), from_float<T>(1.0f));
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        mma16816<T>(c, weights[i], ones, ones);
+    sum[0] = c[0];
+    sum[1] = c[2];
+}
+
+/* ---- the merge -------------------------------------------------------------------------------------------------- */
+
+/* The pieces so far and the next one: x = x * keep + next * add, in this form everywhere. */
+__device__ __forceinline__ float merged(float x, float keep, float next, float add)
+{
+    return fmaf(x, keep, next * add);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* CUDA matmul (private): the kernels among which dskv_cuda_matmul chooses by shape alone.  All have the same bits. */
+#ifndef DSKV_KERNELS_CUDA_MATMUL_H
+#define DSKV_KERNELS_CUDA_MATMUL_H
+
+#include "cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory. */
+#define DSKV_CUDA_MANY_ROWS 65
+
+/* Own kernels: any shape. */
+void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p);
+/* The streaming kernel: 1 when it has been queued, 0 when this shape or GPU is not for it. */
+int dskv_cuda_matmul_stream(struct dskv_device *device, const struct dskv_matmul *p);
+
+/* cuBLASLt, once the bits of its algorithm for this shape have been compared with the own kernels': 1 when queued, 0
+ * when an own kernel must serve.  The comparison is made at the first use of a shape outside a graph's capture. */
+int dskv_cuda_matmul_lt(struct dskv_device *device, const struct dskv_matmul *p);
+
+/* y = x + bias, rounded once; x [y.rows, y.cols] contiguous; may be y when y is f32 and contiguous. */
+void dskv_cuda_add_bias(struct dskv_device *device, const float *x, const float *bias, const struct dskv_tensor *y);
+/* Fills n elements with values of both signs whose magnitudes span 2^-7 .. 2^7, one function of the seed. */
+void dskv_cuda_fill_wide(struct dskv_device *device, void *data, enum dskv_dtype dtype, int64_t n, uint64_t seed);
+/* The number of 2-byte words in which two runs of memory differ; waits for the device. */
+int64_t dskv_cuda_count_differences(struct dskv_device *device, const void *a, const void *b, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
