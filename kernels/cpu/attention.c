@@ -8,9 +8,10 @@
 #include "kernels/cpu/attention_piece.h"
 
 enum {
-    PART_PIECES = 4,     /* pieces that a split tile computes at a time */
-    SPLIT_PIECES = 8,    /* a sequence shorter than this is not split */
-    TILES_PER_THREAD = 4 /* with so many tiles nothing is split */
+    PART_PIECES = 4,      /* pieces that a split tile computes at a time */
+    SPLIT_PIECES = 8,     /* a sequence shorter than this is not split */
+    TILES_PER_THREAD = 4, /* with so many tiles nothing is split */
+    ASK_TOKENS = 4        /* sequences of more new tokens find most of their keys in the cache */
 };
 
 struct job {
@@ -58,7 +59,12 @@ static void find_tile(const struct job *job, int64_t index, struct tile *tile)
     const int32_t kv_head = (int32_t)(index / tiles_of(job, work)), first_head = job->head_of_kv[kv_head];
     const int32_t n_heads = job->head_of_kv[kv_head + 1] - first_head, head_dim = p->kv.head_dim;
     const int64_t first = index % tiles_of(job, work) * TILE, end = (int64_t)work->n_tokens * n_heads;
-    tile->reader = (struct reader){&p->kv, p->tables + work->first_block, p->layer, kv_head};
+    tile->reader = (struct reader){.kv = &p->kv,
+                                   .table = p->tables + work->first_block,
+                                   .layer = p->layer,
+                                   .head = kv_head,
+                                   .n_keys = work->start + work->n_tokens,
+                                   .asks = work->n_tokens <= ASK_TOKENS};
     tile->n = 0;
     for (int64_t pair = first; pair < first + TILE && pair < end; pair++) {
         struct query *query = &tile->queries[tile->n++];

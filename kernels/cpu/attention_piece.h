@@ -39,6 +39,8 @@ struct reader {
     const struct dskv_kv *kv;
     const int32_t *table; /* of this sequence */
     int32_t layer, head;
+    int32_t n_keys; /* that the sequence's last query reads */
+    int asks;       /* for memory ahead: worth it where few queries share a piece */
 };
 
 /* Address of the keys (values) of token `token`: its block's plane, at the token's place. */
@@ -59,9 +61,21 @@ static const char *token_values(const struct reader *reader, int32_t token)
 
 /* ---- scores and values ------------------------------------------------------------------------------------------ */
 
-/* Scores of n queries against n_vecs vectors of 16 keys, whose dimension d lies at keys[v] + d * block_tokens. */
+/* Sixteen keys and their values. */
+struct keys16 {
+    const char *keys;   /* dimension d lies at d * block_tokens elements */
+    const char *values; /* sixteen rows of dskv_kv_value_stride elements; null: do not ask for them */
+};
+
+/* What the values' loop asks for: dimension d of keys to come lies at keys + d * step_bytes; null: nothing. */
+struct later {
+    const char *keys;
+    int64_t step_bytes;
+};
+
+/* Scores of n queries against n_vecs vectors of 16 keys. */
 static inline __attribute__((always_inline)) void scores(const int n, const int n_vecs, const enum dskv_dtype dtype,
-                                                         struct query *queries, const char *const *keys,
+                                                         struct query *queries, const struct keys16 *k16,
                                                          int64_t block_tokens, int head_dim, float scale, int first_vec)
 {
     struct vec sum[TILE][PIECE_VECS];
@@ -70,8 +84,10 @@ static inline __attribute__((always_inline)) void scores(const int n, const int 
             sum[i][v] = vec_zero();
     for (int d = 0; d < head_dim; d++) {
         struct vec key[PIECE_VECS];
+        for (int v = 0; v < n_vecs && k16->values; v++)
+            __builtin_prefetch(k16[v].values + (int64_t)d * VEC_LANES * (dtype == DSKV_F32 ? 4 : 2));
         for (int v = 0; v < n_vecs; v++)
-            key[v] = vec_load_as(dtype, keys[v], d * block_tokens);
+            key[v] = vec_load_as(dtype, k16[v].keys, d * block_tokens);
         for (int i = 0; i < n; i++) {
             struct vec q = vec_set1(queries[i].q[d]);
             for (int v = 0; v < n_vecs; v++)
@@ -86,7 +102,7 @@ static inline __attribute__((always_inline)) void scores(const int n, const int 
 /* piece_acc[d .. d + 16 n_vecs) of n queries over keys [first, last): values + key * stride. */
 static inline __attribute__((always_inline)) void values(const int n, const int n_vecs, const enum dskv_dtype dtype,
                                                          struct query *queries, const char *values, int64_t stride,
-                                                         int d, int first, int last)
+                                                         struct later later, int d, int first, int last)
 {
     struct vec sum[TILE][4];
     for (int i = 0; i < n; i++)
@@ -94,6 +110,8 @@ static inline __attribute__((always_inline)) void values(const int n, const int 
             sum[i][v] = vec_load(queries[i].piece.acc + d + v * VEC_LANES);
     for (int key = first; key < last; key++) {
         struct vec value[4];
+        for (int v = 0; v < n_vecs && later.keys; v++)
+            __builtin_prefetch(later.keys + (d + n_vecs * (key % VEC_LANES) + v) * later.step_bytes);
         for (int v = 0; v < n_vecs; v++)
             value[v] = vec_load_as(dtype, values, (key - first) * stride + d + v * VEC_LANES);
         for (int i = 0; i < n; i++) {
@@ -107,10 +125,10 @@ static inline __attribute__((always_inline)) void values(const int n, const int 
             vec_store(queries[i].piece.acc + d + v * VEC_LANES, sum[i][v]);
 }
 
-#define SCORES(n, n_vecs, dtype) scores(n, n_vecs, dtype, queries, keys, block_tokens, head_dim, scale, first_vec)
-#define VALUES(n, n_vecs, dtype) values(n, n_vecs, dtype, queries, base, stride, d, first, last)
+#define SCORES(n, n_vecs, dtype) scores(n, n_vecs, dtype, queries, k16, block_tokens, head_dim, scale, first_vec)
+#define VALUES(n, n_vecs, dtype) values(n, n_vecs, dtype, queries, base, stride, later, d, first, last)
 #define DEFINE_PIECE(suffix, dtype)                                                                                    \
-    static void scores_##suffix(int n, int n_vecs, struct query *queries, const char *const *keys,                     \
+    static void scores_##suffix(int n, int n_vecs, struct query *queries, const struct keys16 *k16,                    \
                                 int64_t block_tokens, int head_dim, float scale, int first_vec)                        \
     {                                                                                                                  \
         if (n_vecs == PIECE_VECS) {                                                                                    \
@@ -122,7 +140,7 @@ static inline __attribute__((always_inline)) void values(const int n, const int 
             }                                                                                                          \
             return;                                                                                                    \
         }                                                                                                              \
-        for (int i = 0; i < n_vecs; i++, keys++, first_vec++)                                                          \
+        for (int i = 0; i < n_vecs; i++, k16++, first_vec++)                                                           \
             switch (n) {                                                                                               \
             case 1: SCORES(1, 1, dtype); break;                                                                        \
             case 2: SCORES(2, 1, dtype); break;                                                                        \
@@ -130,7 +148,8 @@ static inline __attribute__((always_inline)) void values(const int n, const int 
             case 4: SCORES(4, 1, dtype); break;                                                                        \
             }                                                                                                          \
     }                                                                                                                  \
-    static void values_##suffix(int n, struct query *queries, const char *base, int64_t stride, int first, int last)   \
+    static void values_##suffix(int n, struct query *queries, const char *base, int64_t stride, struct later later,    \
+                                int first, int last)                                                                   \
     {                                                                                                                  \
         int d = 0;                                                                                                     \
         for (; d + 4 * VEC_LANES <= stride; d += 4 * VEC_LANES)                                                        \
@@ -156,16 +175,18 @@ static void score_piece(const struct reader *reader, struct query *queries, int 
                         float scale)
 {
     const struct dskv_kv *kv = reader->kv;
-    const char *keys[PIECE_VECS];
+    struct keys16 k16[PIECE_VECS];
     int n_vecs = (n_keys + VEC_LANES - 1) / VEC_LANES;
-    for (int v = 0; v < n_vecs; v++)
-        keys[v] = token_keys(reader, piece * DSKV_KEY_PIECE + v * VEC_LANES);
+    for (int v = 0; v < n_vecs; v++) {
+        const int32_t token = piece * DSKV_KEY_PIECE + v * VEC_LANES;
+        k16[v] = (struct keys16){token_keys(reader, token), reader->asks ? token_values(reader, token) : NULL};
+    }
     if (kv->dtype == DSKV_F32)
-        scores_f32(n, n_vecs, queries, keys, kv->block_tokens, kv->head_dim, scale, 0);
+        scores_f32(n, n_vecs, queries, k16, kv->block_tokens, kv->head_dim, scale, 0);
     else if (kv->dtype == DSKV_F16)
-        scores_f16(n, n_vecs, queries, keys, kv->block_tokens, kv->head_dim, scale, 0);
+        scores_f16(n, n_vecs, queries, k16, kv->block_tokens, kv->head_dim, scale, 0);
     else
-        scores_bf16(n, n_vecs, queries, keys, kv->block_tokens, kv->head_dim, scale, 0);
+        scores_bf16(n, n_vecs, queries, k16, kv->block_tokens, kv->head_dim, scale, 0);
 }
 
 /* Keys [first, last) of a piece, for n queries that all read them; 16 keys never cross a block. */
@@ -177,12 +198,16 @@ static void add_values(const struct reader *reader, struct query *queries, int n
         int end = first / VEC_LANES * VEC_LANES + VEC_LANES;
         end = end < last ? end : last;
         const char *base = token_values(reader, piece * DSKV_KEY_PIECE + first);
+        const int32_t next = (piece + 1) * DSKV_KEY_PIECE + first / VEC_LANES * VEC_LANES;
+        struct later later = {NULL, 0};
+        if (reader->asks && next < reader->n_keys)
+            later = (struct later){token_keys(reader, next), kv->block_tokens * (int64_t)dskv_dtype_bytes(kv->dtype)};
         if (kv->dtype == DSKV_F32)
-            values_f32(n, queries, base, stride, first, end);
+            values_f32(n, queries, base, stride, later, first, end);
         else if (kv->dtype == DSKV_F16)
-            values_f16(n, queries, base, stride, first, end);
+            values_f16(n, queries, base, stride, later, first, end);
         else
-            values_bf16(n, queries, base, stride, first, end);
+            values_bf16(n, queries, base, stride, later, first, end);
         first = end;
     }
 }

@@ -12,8 +12,21 @@ enum {
     BLOCK_K = 256,     /* inputs of a panel converted at a time: 32 KiB of f32 */
     BLOCK_ROWS = 128,  /* rows that share a converted block; also a unit of work */
     CONVERT_TILES = 2, /* up to so many tiles of rows convert weights as they load them */
-    AHEAD = 2048       /* bytes between a weight that is used and the one that is asked for */
+    NEAR = 512,        /* bytes between a weight that is used and one that is asked into the first cache */
+    FAR = 16384        /* ... and one that is asked into the second */
 };
+
+/* Asks for weights that come later; a hint, so they may lie past the end.  One core's loads alone cannot keep enough
+ * lines in flight when there is arithmetic to do between them. */
+static inline __attribute__((always_inline)) void ask_for(const char *p, const enum dskv_dtype dtype)
+{
+    __builtin_prefetch(p + FAR, 0, 2);
+    __builtin_prefetch(p + NEAR);
+    if (dtype == DSKV_F32) {
+        __builtin_prefetch(p + FAR + 64, 0, 2);
+        __builtin_prefetch(p + NEAR + 64);
+    }
+}
 
 /* ROWS rows of PANELS panels, n_k inputs: acc[r][0 .. 32 PANELS) continues from its content, or from 0 when fresh. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int panels, const enum dskv_dtype dtype,
@@ -30,9 +43,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
         struct vec weights[4];
         for (int i = 0; i < panels; i++) {
             const char *p = w + i * panel_bytes + k * k_bytes;
-            __builtin_prefetch(p + AHEAD); /* a hint: it may lie past the end */
-            if (dtype == DSKV_F32)
-                __builtin_prefetch(p + AHEAD + 64);
+            ask_for(p, dtype);
             if (dtype == DSKV_BF16) {
                 vec_load_bf16_pairs((const uint16_t *)p, &weights[2 * i], &weights[2 * i + 1]);
             } else {
