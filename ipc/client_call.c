@@ -70,7 +70,8 @@ static int carries_free_list(enum dskv_op op)
            op == DSKV_OP_IMPORT;
 }
 
-/* Not inlined: a call on its owner's stack leaves the list before its owner returns, which gcc 12 warns it cannot see. */
+/* Not inlined: a call on its owner's stack leaves the list before its owner returns, which gcc 12 warns it cannot see.
+ */
 __attribute__((noinline)) enum dskv_code dskv_call_begin(struct dskv_client *client, struct dskv_request *request,
                                                          int32_t timeout_ms, struct dskv_call *call,
                                                          struct dskv_error *error)

@@ -60,8 +60,8 @@ void dskv_device_free(struct dskv_device *device, void *memory, size_t bytes);
 /* Host to device and back; complete when they return. */
 void dskv_device_upload(struct dskv_device *device, void *dst, const void *src, size_t bytes);
 void dskv_device_download(struct dskv_device *device, void *dst, const void *src, size_t bytes);
-/* Queues one pass that reads all bytes (a multiple of 16) and keeps nothing, to measure how fast; 0 when the device leaves
- * that to its host. */
+/* Queues one pass that reads all bytes (a multiple of 16) and keeps nothing, to measure how fast; 0 when the device
+ * leaves that to its host. */
 int dskv_device_read(struct dskv_device *device, const void *memory, size_t bytes);
 /* True when device memory is host memory: results can be read in place after a sync. */
 int dskv_device_is_host(const struct dskv_device *device);

@@ -83,23 +83,6 @@ template <typename T> __device__ void store_row(T *out, const piece_state *state
             out[lane + i * 32] = from_float<T>(state->values[i] / state->sum);
 }
 
-/* The work of a row: its block table and its last key. */
-__device__ bool find_row(const attention_grid &g, int row, const int32_t **table, int *last)
-{
-    int low = 0, high = g.n_work - 1; /* runs are ascending and cover the rows */
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (g.work[middle].first <= row)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    struct dskv_attention_work w = g.work[low];
-    *table = g.tables + w.first_block;
-    *last = w.start + row - w.first;
-    return row >= w.first && row < w.first + w.n_tokens;
-}
-
 template <typename T> __device__ void load_query(float *q, const T *row, int head_dim, int lane)
 {
     for (int d = lane; d < head_dim; d += 32)
@@ -131,8 +114,7 @@ template <typename T, typename K> __global__ void walk_kernel(attention_grid g, 
 enum { SCRATCH_FLOATS = 2 + MAX_DIMS * 32 };
 
 /* Grid: (row, head, piece / WARPS). */
-template <typename T, typename K>
-__global__ void pieces_kernel(attention_grid g, const T *q, float *scratch)
+template <typename T, typename K> __global__ void pieces_kernel(attention_grid g, const T *q, float *scratch)
 {
     __shared__ float queries[WARPS][DSKV_MAX_HEAD_DIM];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = (int)blockIdx.x, head = (int)blockIdx.y;
@@ -186,8 +168,8 @@ static void launch_generic(struct dskv_cuda *cuda, const struct dskv_attention *
     if (g.n_pieces > 1 && needed <= dskv_cuda_scratch_bytes(cuda)) {
         pieces_kernel<T, K><<<dim3(rows, heads, blocks_for(g.n_pieces, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
             g, (const T *)p->q.data, scratch);
-        merge_kernel<T><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(g, scratch,
-                                                                                              (T *)p->out.data);
+        merge_kernel<T>
+            <<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(g, scratch, (T *)p->out.data);
     } else {
         walk_kernel<T, K><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
             g, (const T *)p->q.data, (T *)p->out.data);

@@ -17,6 +17,23 @@ struct attention_grid { /* what all kernels need, by value */
     int n_pieces; /* of the longest row; 0: not known */
 };
 
+/* The work of a row: its block table and its last key. */
+static __device__ __forceinline__ bool find_row(const attention_grid &g, int row, const int32_t **table, int *last)
+{
+    int low = 0, high = g.n_work - 1; /* runs are ascending and cover the rows */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (g.work[middle].first <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    struct dskv_attention_work w = g.work[low];
+    *table = g.tables + w.first_block;
+    *last = w.start + row - w.first;
+    return row >= w.first && row < w.first + w.n_tokens;
+}
+
 /* Queues the operation and says so, or leaves it to the generic form. */
 int attention_with_tensor_instructions(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
 

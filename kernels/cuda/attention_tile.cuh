@@ -73,7 +73,7 @@ __device__ __forceinline__ float exp2_of(float x)
 
 template <typename T> __device__ __forceinline__ uint32_t pack(T low, T high)
 {
-    return (uint32_t)__builtin_bit_cast(uint16_t, high) << 16 | __builtin_bit_cast(uint16_t, low);
+    return (uint32_t) __builtin_bit_cast(uint16_t, high) << 16 | __builtin_bit_cast(uint16_t, low);
 }
 
 /* ---- which queries ---------------------------------------------------------------------------------------------- */
@@ -82,10 +82,10 @@ template <typename T> __device__ __forceinline__ uint32_t pack(T low, T high)
  * first_head + i % group.  A tile is up to some number of them. */
 struct tile {
     const int32_t *table;
-    int first_row, start;         /* of the run */
-    int first_head, group;        /* the KV head's query heads */
-    int first_pair, n_pairs;      /* the tile's first, and the run's number */
-    int last;                     /* last key that any of the tile's pairs sees */
+    int first_row, start;    /* of the run */
+    int first_head, group;   /* the KV head's query heads */
+    int first_pair, n_pairs; /* the tile's first, and the run's number */
+    int last;                /* last key that any of the tile's pairs sees */
 };
 
 __device__ __forceinline__ int row_of(const tile &t, int pair)
@@ -186,78 +186,85 @@ __device__ __forceinline__ void load_queries(uint32_t (*a)[4], const attention_g
     }
 }
 
-/* Products of the queries with 16 keys, whose first row is `keys`. */
-template <typename T, int D>
-__device__ __forceinline__ void multiply_keys(float (*score)[4], const uint32_t (*q)[4], const T *keys)
+/* Products of the queries with N * 16 keys, whose first row is `keys`. */
+template <typename T, int D, int N>
+__device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32_t (*q)[4], const T *keys)
 {
     int lane = (int)threadIdx.x % 32;
     const T *row = keys + (lane % 8 + lane / 16 * 8) * pitch_of<D> + lane / 8 % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N * 8; i++)
+        score[i / 8][i / 4 % 2][i % 4] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            score[i][j] = 0.0f;
+    for (int step = 0; step < D / 16; step++)
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t b[4];
-        load_matrices(b, row + i * 16);
-        mma16816<T>(score[0], q[i], b[0], b[1]);
-        mma16816<T>(score[1], q[i], b[2], b[3]);
-    }
+        for (int i = 0; i < N; i++) {
+            uint32_t b[4];
+            load_matrices(b, row + i * 16 * pitch_of<D> + step * 16);
+            mma16816<T>(score[i][0], q[step], b[0], b[1]);
+            mma16816<T>(score[i][1], q[step], b[2], b[3]);
+        }
 }
 
-/* Scores of 16 keys from products, in units of log2(e); those past the rows' last keys are minus infinity. */
-__device__ __forceinline__ void mask_scores(float (*score)[4], float scale, int first_key, const int *last)
+/* Of 16 keys from `first_key` on, those past the rows' last keys become minus infinity. */
+__device__ __forceinline__ void mask_scores(float (*score)[4], int first_key, const int *last)
 {
     int column = first_key + (int)threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            score[i][j] = column + i * 8 + j % 2 <= last[j / 2] ? score[i][j] * scale : -INFINITY;
+            score[i][j] = column + i * 8 + j % 2 <= last[j / 2] ? score[i][j] : -INFINITY;
 }
 
-/* The two rows' largest of 16 keys' scores, over the lanes of a row. */
+/* The larger of `max` and of a row's (0, 1: of a lane's two) scores of 16 keys that this lane holds. */
+__device__ __forceinline__ float max_of_lane(float max, const float (*score)[4], int row)
+{
+    return fmaxf(
+        max, fmaxf(fmaxf(score[0][row * 2], score[0][row * 2 + 1]), fmaxf(score[1][row * 2], score[1][row * 2 + 1])));
+}
+/* The largest over the lanes of a row. */
 __device__ __forceinline__ float max_of_row(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Weights of 16 keys in the pool's dtype, as a left operand.  A masked key's is selected to zero. */
+/* Weights 2^(score * scale - max) of 16 keys in the pool's dtype, as a left operand.  A masked key's is 0, also where
+ * all are masked and the maximum, which is scaled, is minus infinity. */
 template <typename T>
-__device__ __forceinline__ void weigh(uint32_t *a, const float (*score)[4], const float *max)
+__device__ __forceinline__ void weigh(uint32_t *a, const float (*score)[4], float scale, const float *max)
 {
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int half = 0; half < 2; half++) {
+        float minus = max[half] == -INFINITY ? 0.0f : -max[half];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float low = score[i][half * 2], high = score[i][half * 2 + 1];
-            low = low == -INFINITY ? 0.0f : exp2_of(low - max[half]);
-            high = high == -INFINITY ? 0.0f : exp2_of(high - max[half]);
-            a[i * 2 + half] = pack(from_float<T>(low), from_float<T>(high));
-        }
+        for (int i = 0; i < 2; i++)
+            a[i * 2 + half] = pack(from_float<T>(exp2_of(fmaf(score[i][half * 2], scale, minus))),
+                                   from_float<T>(exp2_of(fmaf(score[i][half * 2 + 1], scale, minus))));
+    }
 }
 
-/* Weights times values, dimensions [column, column + 16); weights: of 64 keys. */
-template <typename T, int D>
-__device__ __forceinline__ void multiply_values(float (*sum)[4], const uint32_t (*weights)[4], const T *values,
-                                                int column)
+/* Weights of 64 keys times values, N times 16 dimensions, `step` apart, from `column` on; none from D on. */
+template <typename T, int D, int N>
+__device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32_t (*weights)[4], const T *values,
+                                                int column, int step)
 {
     int lane = (int)threadIdx.x % 32;
     const T *row = values + (lane % 8 + lane / 8 % 2 * 8) * pitch_of<D> + column + lane / 16 * 8;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N * 8; i++)
+        sum[i / 8][i / 4 % 2][i % 4] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            sum[i][j] = 0.0f;
+    for (int key = 0; key < KEYS / 16; key++)
 #pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) {
-        uint32_t b[4];
-        load_matrices_transposed(b, row + i * 16 * pitch_of<D>);
-        mma16816<T>(sum[0], weights[i], b[0], b[1]);
-        mma16816<T>(sum[1], weights[i], b[2], b[3]);
-    }
+        for (int i = 0; i < N; i++)
+            if (column + i * step < D) {
+                uint32_t b[4];
+                load_matrices_transposed(b, row + key * 16 * pitch_of<D> + i * step);
+                mma16816<T>(sum[i][0], weights[key], b[0], b[1]);
+                mma16816<T>(sum[i][1], weights[key], b[2], b[3]);
+            }
 }
 
 /* The two rows' sums of weights. */

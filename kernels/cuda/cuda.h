@@ -20,7 +20,7 @@ struct dskv_cuda {
     float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
     size_t scratch_bytes;
     int has_stream_matmul;   /* the streaming matmul runs on this GPU */
-    struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until many rows are first multiplied */
+    struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until the first weight is filled */
 };
 
 /* Counters by which the last of the blocks that share a result knows that it is the last. */
@@ -55,8 +55,10 @@ static inline int64_t dskv_cuda_padded(int64_t n)
 
 void dskv_cuda_embed(struct dskv_device *device, const struct dskv_embed *p);
 void dskv_cuda_norm(struct dskv_device *device, const struct dskv_norm *p);
-/* Whether the streaming matmul runs here: for open.  And the end of what matmul_lt.c has opened: for close. */
+/* Whether the streaming matmul runs here: for open. */
 int dskv_cuda_matmul_stream_open(void);
+/* Chooses and proves cuBLASLt's algorithms for a weight's shape, when it is new; the weight's data is not read. */
+void dskv_cuda_matmul_lt_prepare(struct dskv_device *device, const struct dskv_weight *weight);
 void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt);
 void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p);
 void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);

@@ -78,6 +78,7 @@ static void cuda_weight_fill(struct dskv_device *device, struct dskv_weight *wei
                              const void *rows, enum dskv_dtype dtype)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_matmul_lt_prepare(device, weight);
     size_t element = dskv_dtype_bytes(weight->dtype), row_bytes = (size_t)weight->k * element;
     size_t stride = (size_t)dskv_cuda_padded(weight->k) * element;
     void *converted = NULL;

@@ -10,7 +10,8 @@ __global__ void kv_write_kernel(kv_layer kv, const int32_t *slots, const T *k, i
     int column = (int)(blockIdx.x * blockDim.x + threadIdx.x) * N, slot = slots[row];
     if (column >= width || slot < 0)
         return;
-    K *place = key_at<K>(kv, slot / kv.block_tokens, column / kv.head_dim, slot % kv.block_tokens) + column % kv.head_dim;
+    K *place =
+        key_at<K>(kv, slot / kv.block_tokens, column / kv.head_dim, slot % kv.block_tokens) + column % kv.head_dim;
     neighbours<T, N> key = load<T, N>(k + row * k_stride + column), value = load<T, N>(v + row * v_stride + column);
     neighbours<K, N> key_out, value_out;
 #pragma unroll

@@ -1,10 +1,12 @@
-/* Matmul: one summation order for every number of rows.
+/* Matmul: one summation order for every number of rows, whichever kernel serves.
  *
  * f16, bf16: mma.sync m16n8k16, weights as the 16 rows and tokens as the 8 columns, k ascending in steps of 16 into one
- * f32 accumulator: the order of cuBLASLt's family without split-K.  Grid: (tiles of 64 outputs, tiles of TOKENS
- * tokens), 4 warps, each 16 outputs; shared memory: STAGES tiles of 64 k-values, rows padded by 16 bytes against bank
- * conflicts. f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens. Weights
- * are padded to whole tiles with zeros; a zero product leaves an accumulator as it is.
+ * f32 accumulator: the order of cuBLASLt's family without split-K.  Few rows stream (matmul_stream.cu), many go to
+ * cuBLASLt (matmul_lt.c); what neither takes (older GPUs, rows of x that are not aligned, odd k) is served here.
+ * Grid: (tiles of 64 outputs, tiles of TOKENS tokens), 4 warps, each 16 outputs; shared memory: STAGES tiles of 64
+ * k-values, rows padded by 16 bytes against bank conflicts; x may stand anywhere.
+ * f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights are padded
+ * to whole tiles with zeros; a zero product leaves an accumulator as it is.
  */
 #include "cuda/matmul.cuh"
 
@@ -135,11 +137,19 @@ __global__ void matmul_f32_kernel(const float *w, int64_t w_stride, const float 
         y[row * y_stride + output] = bias ? sum + bias[output] : sum;
 }
 
-/* A row a block. */
-template <typename Y> __global__ void bias_kernel(const float *x, int64_t n, const float *bias, Y *y, int64_t y_stride)
+/* A row a block, four columns a thread: 16-byte loads, rows of y aligned to four elements. */
+template <typename Y>
+__global__ void __launch_bounds__(256) bias_kernel(const float *x, int64_t n, const float *bias, Y *y, int64_t y_stride)
 {
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-        y[blockIdx.x * y_stride + i] = from_float<Y>(x[blockIdx.x * n + i] + bias[i]);
+    struct alignas(4 * sizeof(Y)) four {
+        Y y[4];
+    };
+    for (int64_t i = (int64_t)threadIdx.x * 4; i < n; i += 256 * 4) {
+        float4 sum = *(const float4 *)(x + blockIdx.x * n + i);
+        *(struct four *)(y + blockIdx.x * y_stride +
+                         i) = {{from_float<Y>(sum.x + bias[i]), from_float<Y>(sum.y + bias[i + 1]),
+                                from_float<Y>(sum.z + bias[i + 2]), from_float<Y>(sum.w + bias[i + 3])}};
+    }
 }
 
 extern "C" void dskv_cuda_add_bias(struct dskv_device *device, const float *x, const float *bias,

@@ -9,18 +9,18 @@ extern "C" {
 #endif
 
 /* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory. */
-#define DSKV_CUDA_MANY_ROWS 65
+#define DSKV_CUDA_MANY_ROWS 33
 
 /* Own kernels: any shape. */
 void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p);
 /* The streaming kernel: 1 when it has been queued, 0 when this shape or GPU is not for it. */
 int dskv_cuda_matmul_stream(struct dskv_device *device, const struct dskv_matmul *p);
 
-/* cuBLASLt, once the bits of its algorithm for this shape have been compared with the own kernels': 1 when queued, 0
- * when an own kernel must serve.  The comparison is made at the first use of a shape outside a graph's capture. */
+/* cuBLASLt, where the bits of its algorithm for this shape are those of the own kernels: 1 when queued, 0 when an own
+ * kernel must serve. */
 int dskv_cuda_matmul_lt(struct dskv_device *device, const struct dskv_matmul *p);
 
-/* y = x + bias, rounded once; x [y.rows, y.cols] contiguous; may be y when y is f32 and contiguous. */
+/* y = x + bias, rounded once; x [y.rows, y.cols] contiguous; columns in fours, rows aligned to them. */
 void dskv_cuda_add_bias(struct dskv_device *device, const float *x, const float *bias, const struct dskv_tensor *y);
 /* Fills n elements with values of both signs whose magnitudes span 2^-7 .. 2^7, one function of the seed. */
 void dskv_cuda_fill_wide(struct dskv_device *device, void *data, enum dskv_dtype dtype, int64_t n, uint64_t seed);

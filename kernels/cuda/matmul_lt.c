@@ -10,17 +10,54 @@
 #include "base/log.h"
 
 #include <cublasLt.h>
-
+#include <dlfcn.h>
 #include <stdlib.h>
 
-enum {
-    MAX_SHAPES = 256,
-    MIN_BUCKET = 128,
-    MAX_BUCKET = 2048,
-    MAX_OFFERED = 32,
-    PROOF_ROWS = 256,
-    PROOF_OUTPUTS = 2048
-};
+/* The library takes 200 MB of memory as soon as it is loaded, so it is loaded only where a GPU is opened. */
+#define STRING_OF(x) #x
+#define SONAME(major) "libcublasLt.so." STRING_OF(major)
+#define FUNCTIONS(X)                                                                                                   \
+    X(cublasLtCreate)                                                                                                  \
+    X(cublasLtDestroy)                                                                                                 \
+    X(cublasLtMatmulDescCreate)                                                                                        \
+    X(cublasLtMatmulDescDestroy)                                                                                       \
+    X(cublasLtMatmulDescSetAttribute)                                                                                  \
+    X(cublasLtMatrixLayoutCreate)                                                                                      \
+    X(cublasLtMatrixLayoutDestroy)                                                                                     \
+    X(cublasLtMatmul)                                                                                                  \
+    X(cublasLtMatmulAlgoConfigGetAttribute)                                                                            \
+    X(cublasLtMatmulPreferenceCreate)                                                                                  \
+    X(cublasLtMatmulPreferenceDestroy)                                                                                 \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                                            \
+    X(cublasLtMatmulAlgoGetHeuristic)
+
+static struct {
+    void *handle;
+#define FIELD(name) __typeof__(name) *name;
+    FUNCTIONS(FIELD)
+#undef FIELD
+} library;
+
+/* 1 when the library and all that is used of it are there. */
+static int load_library(void)
+{
+    if (library.handle)
+        return 1;
+    void *handle = dlopen(SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        dskv_log(DSKV_LOG_WARNING, "cuda", "many rows are multiplied by the own kernels: %s", dlerror());
+        return 0;
+    }
+#define LOAD(name)                                                                                                     \
+    if (!(library.name = (__typeof__(name) *)dlsym(handle, #name)))                                                    \
+        return 0;
+    FUNCTIONS(LOAD)
+#undef LOAD
+    library.handle = handle;
+    return 1;
+}
+
+enum { MAX_SHAPES = 256, MIN_BUCKET = 64, MAX_BUCKET = 2048, MAX_OFFERED = 32, PROOF_ROWS = 256, PROOF_OUTPUTS = 2048 };
 
 struct shape {
     int64_t n, k;
@@ -46,9 +83,9 @@ void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt)
     if (!*lt)
         return;
     if ((*lt)->product)
-        cublasLtMatmulDescDestroy((*lt)->product);
+        library.cublasLtMatmulDescDestroy((*lt)->product);
     if ((*lt)->handle)
-        cublasLtDestroy((*lt)->handle);
+        library.cublasLtDestroy((*lt)->handle);
     free(*lt);
     *lt = NULL;
 }
@@ -57,11 +94,12 @@ void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt)
 static struct dskv_cuda_lt *lt_open(void)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    struct dskv_cuda_lt *lt = calloc(1, sizeof *lt);
-    if (lt && (cublasLtCreate(&lt->handle) != CUBLAS_STATUS_SUCCESS ||
-               cublasLtMatmulDescCreate(&lt->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS ||
-               cublasLtMatmulDescSetAttribute(lt->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                              sizeof transposed) != CUBLAS_STATUS_SUCCESS))
+    struct dskv_cuda_lt *lt = load_library() ? calloc(1, sizeof *lt) : NULL;
+    if (lt &&
+        (library.cublasLtCreate(&lt->handle) != CUBLAS_STATUS_SUCCESS ||
+         library.cublasLtMatmulDescCreate(&lt->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS ||
+         library.cublasLtMatmulDescSetAttribute(lt->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                                sizeof transposed) != CUBLAS_STATUS_SUCCESS))
         dskv_cuda_matmul_lt_close(&lt);
     return lt;
 }
@@ -74,11 +112,11 @@ struct layouts {
 static void layouts_close(struct layouts *l)
 {
     if (l->w)
-        cublasLtMatrixLayoutDestroy(l->w);
+        library.cublasLtMatrixLayoutDestroy(l->w);
     if (l->x)
-        cublasLtMatrixLayoutDestroy(l->x);
+        library.cublasLtMatrixLayoutDestroy(l->x);
     if (l->y)
-        cublasLtMatrixLayoutDestroy(l->y);
+        library.cublasLtMatrixLayoutDestroy(l->y);
 }
 
 static int layouts_open(struct layouts *l, const struct shape *shape, int64_t n, int64_t rows, int64_t x_stride,
@@ -86,11 +124,11 @@ static int layouts_open(struct layouts *l, const struct shape *shape, int64_t n,
 {
     *l = (struct layouts){NULL, NULL, NULL};
     uint64_t k = (uint64_t)shape->k;
-    if (cublasLtMatrixLayoutCreate(&l->w, data_type(shape->dtype), k, (uint64_t)n, dskv_cuda_padded(shape->k)) ==
+    if (library.cublasLtMatrixLayoutCreate(&l->w, data_type(shape->dtype), k, (uint64_t)n,
+                                           dskv_cuda_padded(shape->k)) == CUBLAS_STATUS_SUCCESS &&
+        library.cublasLtMatrixLayoutCreate(&l->x, data_type(shape->dtype), k, (uint64_t)rows, x_stride) ==
             CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&l->x, data_type(shape->dtype), k, (uint64_t)rows, x_stride) ==
-            CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&l->y, data_type(shape->out), (uint64_t)n, (uint64_t)rows, y_stride) ==
+        library.cublasLtMatrixLayoutCreate(&l->y, data_type(shape->out), (uint64_t)n, (uint64_t)rows, y_stride) ==
             CUBLAS_STATUS_SUCCESS)
         return 1;
     layouts_close(l);
@@ -105,8 +143,8 @@ static int multiply(struct dskv_cuda *cuda, const struct shape *shape, int64_t n
     struct layouts l;
     if (!layouts_open(&l, shape, n, x->rows, x->stride, y_stride))
         return 0;
-    cublasStatus_t status = cublasLtMatmul(cuda->lt->handle, cuda->lt->product, &one, w, l.w, x->data, l.x, &zero, y,
-                                           l.y, y, l.y, &shape->algorithm, NULL, 0, cuda->stream);
+    cublasStatus_t status = library.cublasLtMatmul(cuda->lt->handle, cuda->lt->product, &one, w, l.w, x->data, l.x,
+                                                   &zero, y, l.y, y, l.y, &shape->algorithm, NULL, 0, cuda->stream);
     layouts_close(&l);
     return status == CUBLAS_STATUS_SUCCESS;
 }
@@ -115,10 +153,10 @@ static int keeps_our_order(const cublasLtMatmulAlgo_t *algorithm)
 {
     int32_t n_splits = 0;
     uint32_t reduction = 0;
-    return cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &n_splits, sizeof n_splits,
-                                                NULL) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
-                                                sizeof reduction, NULL) == CUBLAS_STATUS_SUCCESS &&
+    return library.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &n_splits,
+                                                        sizeof n_splits, NULL) == CUBLAS_STATUS_SUCCESS &&
+           library.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
+                                                        sizeof reduction, NULL) == CUBLAS_STATUS_SUCCESS &&
            n_splits <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
@@ -133,18 +171,18 @@ static int choose(struct dskv_cuda *cuda, struct shape *shape)
     int n_offered = 0, chosen = 0;
     if (!layouts_open(&l, shape, shape->n, shape->bucket, shape->k, shape->n))
         return 0;
-    if (cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS) {
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &no_workspace,
-                                             sizeof no_workspace);
+    if (library.cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS) {
+        library.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &no_workspace, sizeof no_workspace);
         static const cublasLtMatmulPreferenceAttributes_t aligned[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
         for (size_t i = 0; i < sizeof aligned / sizeof *aligned; i++)
-            cublasLtMatmulPreferenceSetAttribute(preference, aligned[i], &alignment, sizeof alignment);
-        if (cublasLtMatmulAlgoGetHeuristic(cuda->lt->handle, cuda->lt->product, l.w, l.x, l.y, l.y, preference,
-                                           MAX_OFFERED, offered, &n_offered) != CUBLAS_STATUS_SUCCESS)
+            library.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i], &alignment, sizeof alignment);
+        if (library.cublasLtMatmulAlgoGetHeuristic(cuda->lt->handle, cuda->lt->product, l.w, l.x, l.y, l.y, preference,
+                                                   MAX_OFFERED, offered, &n_offered) != CUBLAS_STATUS_SUCCESS)
             n_offered = 0;
-        cublasLtMatmulPreferenceDestroy(preference);
+        library.cublasLtMatmulPreferenceDestroy(preference);
     }
     for (int i = 0; i < n_offered && !chosen; i++)
         if (offered[i].state == CUBLAS_STATUS_SUCCESS && keeps_our_order(&offered[i].algo)) {
@@ -184,34 +222,42 @@ static int prove(struct dskv_device *device, const struct shape *shape)
     return dskv_cuda_count_differences(device, got, got + y_bytes, y_bytes) == 0;
 }
 
-static int is_capturing(const struct dskv_cuda *cuda)
+static const struct shape *find_shape(const struct dskv_cuda_lt *lt, const struct shape *wanted)
 {
-    enum cudaStreamCaptureStatus status;
-    return cudaStreamIsCapturing(cuda->stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
-}
-
-/* The shape's entry, made and proved when new; null when it cannot be made now. */
-static const struct shape *find_shape(struct dskv_device *device, const struct shape *wanted)
-{
-    struct dskv_cuda *cuda = dskv_cuda_of(device);
-    for (int i = 0; cuda->lt && i < cuda->lt->n_shapes; i++) {
-        const struct shape *s = &cuda->lt->shapes[i];
+    for (int i = 0; lt && i < lt->n_shapes; i++) {
+        const struct shape *s = &lt->shapes[i];
         if (s->n == wanted->n && s->k == wanted->k && s->dtype == wanted->dtype && s->out == wanted->out &&
             s->bucket == wanted->bucket)
             return s;
     }
-    if (is_capturing(cuda) || (!cuda->lt && !(cuda->lt = lt_open())) || cuda->lt->n_shapes == MAX_SHAPES)
-        return NULL;
-    struct shape *shape = &cuda->lt->shapes[cuda->lt->n_shapes++];
-    *shape = *wanted;
-    shape->serves = choose(cuda, shape) && prove(device, shape);
-    if (shape->serves && cuda->lt->n_serving++ == 0)
-        dskv_log(DSKV_LOG_INFO, "cuda", "cuBLASLt serves many rows: proved to have the bits of the own kernels");
-    if (!shape->serves)
-        dskv_log(DSKV_LOG_INFO, "cuda",
-                 "%lld x %lld at %d rows: cuBLASLt has no algorithm of the same bits, own kernels serve",
-                 (long long)shape->n, (long long)shape->k, shape->bucket);
-    return shape;
+    return NULL;
+}
+
+/* Whether the library may be asked for this weight at all: its operands must be aligned. */
+static int is_for_lt(const struct dskv_weight *w)
+{
+    return w->dtype != DSKV_F32 && w->k && w->k % 8 == 0 && w->n && w->n % 8 == 0;
+}
+
+void dskv_cuda_matmul_lt_prepare(struct dskv_device *device, const struct dskv_weight *w)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    struct shape shape = {.n = w->n, .k = w->k, .dtype = w->dtype, .out = w->dtype, .bucket = MIN_BUCKET};
+    if (!is_for_lt(w) || find_shape(cuda->lt, &shape) || (!cuda->lt && !(cuda->lt = lt_open())))
+        return;
+    int n_before = cuda->lt->n_serving, n_asked = 0;
+    for (; shape.bucket <= MAX_BUCKET && cuda->lt->n_shapes + 2 <= MAX_SHAPES; shape.bucket *= 2)
+        for (int to_f32 = 0; to_f32 < 2; to_f32++, n_asked++) {
+            shape.out = to_f32 ? DSKV_F32 : w->dtype;
+            shape.serves = choose(cuda, &shape) && prove(device, &shape);
+            cuda->lt->n_serving += shape.serves;
+            cuda->lt->shapes[cuda->lt->n_shapes++] = shape;
+        }
+    int n_proved = cuda->lt->n_serving - n_before;
+    enum dskv_log_level level = n_before == 0 || n_proved < n_asked ? DSKV_LOG_INFO : DSKV_LOG_DEBUG;
+    dskv_log(level, "cuda",
+             "many rows by %lld x %lld: cuBLASLt was proved to have the own kernels' bits in %d of %d cases",
+             (long long)w->n, (long long)w->k, n_proved, n_asked);
 }
 
 /* With a bias, sums go to scratch memory in f32, as many rows at a time as it holds. */
@@ -236,15 +282,15 @@ int dskv_cuda_matmul_lt(struct dskv_device *device, const struct dskv_matmul *p)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     int64_t in_bytes = (int64_t)dskv_dtype_bytes(p->x.dtype), out_bytes = (int64_t)dskv_dtype_bytes(p->y.dtype);
-    if (p->w->dtype == DSKV_F32 || p->w->k % 8 || p->w->k == 0 || p->w->n % 8 || (uintptr_t)p->x.data % 16 ||
-        p->x.stride * in_bytes % 16 || (uintptr_t)p->y.data % 16 || p->y.stride * out_bytes % 16 ||
+    if (!is_for_lt(p->w) || (uintptr_t)p->x.data % 16 || p->x.stride * in_bytes % 16 || (uintptr_t)p->y.data % 16 ||
+        p->y.stride * out_bytes % 16 ||
         (p->bias && dskv_cuda_scratch_bytes(cuda) < MIN_BUCKET * (size_t)p->w->n * sizeof(float)))
         return 0;
     struct shape wanted = {.n = p->w->n, .k = p->w->k, .dtype = p->w->dtype, .bucket = MIN_BUCKET};
     wanted.out = p->bias ? DSKV_F32 : p->y.dtype;
     while (wanted.bucket < p->x.rows && wanted.bucket < MAX_BUCKET)
         wanted.bucket *= 2;
-    const struct shape *shape = find_shape(device, &wanted);
+    const struct shape *shape = find_shape(cuda->lt, &wanted);
     if (!shape || !shape->serves)
         return 0;
     if (p->bias)

@@ -20,6 +20,7 @@ extern "C" void dskv_cuda_weight_fill_noise(struct dskv_device *device, struct d
                                             int64_t n_rows, uint64_t seed, int64_t first_output, int64_t first_input)
 {
     int64_t stride = dskv_cuda_padded(weight->k);
+    dskv_cuda_matmul_lt_prepare(device, weight);
     with_dtype(weight->dtype, [&](auto w) {
         using W = decltype(w);
         noise_kernel<<<(unsigned)n_rows, 256, 0, dskv_cuda_of(device)->stream>>>(
@@ -58,6 +59,6 @@ extern "C" void dskv_cuda_read(struct dskv_device *device, const void *memory, s
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     read_kernel<<<(unsigned)cuda->n_multiprocessors * 4, READ_THREADS, 0, cuda->stream>>>(
-        (const uint4 *)memory, (int64_t)(bytes / sizeof(uint4)), (uint32_t *)cuda->scratch);
+        (const uint4 *)memory, (int64_t)(bytes / sizeof(uint4)), (uint32_t *)dskv_cuda_scratch(cuda));
     launched(device, "read");
 }

@@ -46,7 +46,8 @@ __global__ void embed_kernel(const int32_t *ids, const int32_t *positions, const
 extern "C" void dskv_cuda_embed(struct dskv_device *device, const struct dskv_embed *p)
 {
     const struct dskv_tensor *positions = &p->position_table;
-    bool by_8 = moves_by_8(p->out) && moves_by_8(positions->data, positions->data ? positions->stride : 0, sizeof(float));
+    bool by_8 =
+        moves_by_8(p->out) && moves_by_8(positions->data, positions->data ? positions->stride : 0, sizeof(float));
     with_dtype(p->out.dtype, [&](auto t) {
         with_dtype(p->table->dtype, [&](auto w) {
             with_neighbours(by_8, [&](auto n) {
@@ -92,10 +93,15 @@ __global__ void __launch_bounds__(NORM_THREADS)
     const T *row = x + blockIdx.x * x_stride;
     T *row_out = out + blockIdx.x * out_stride;
     int mine = (int)threadIdx.x * 8, n_steps = STEPS ? STEPS : (width + NORM_STEP - 1) / NORM_STEP;
-    float held[STEPS ? STEPS : 1][8];
+    float held[STEPS ? STEPS : 1][8], w[STEPS ? STEPS : 1][8], b[STEPS ? STEPS : 1][8];
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
+    for (int step = 0; step < STEPS; step++) {
         load_8<T, N>(held[step], row, step * NORM_STEP + mine, width);
+        load_8<float, N>(w[step], weight, step * NORM_STEP + mine,
+                         width); /* asked for before the sums are waited for */
+        if (bias)
+            load_8<float, N>(b[step], bias, step * NORM_STEP + mine, width);
+    }
     float mean = 0.0f;
     if (!rms) {
         float sum = 0.0f;
@@ -123,18 +129,18 @@ __global__ void __launch_bounds__(NORM_THREADS)
     float scale = 1.0f / sqrtf(block_sum(squares, shared) / (float)width + eps);
 #pragma unroll
     for (int step = 0; step < n_steps; step++) {
-        int column = step * NORM_STEP + mine;
-        float w[8], b[8];
-        if (!STEPS)
+        int column = step * NORM_STEP + mine, at = STEPS ? step : 0;
+        if (!STEPS) {
             load_8<T, N>(held[0], row, column, width);
-        load_8<float, N>(w, weight, column, width);
-        if (bias)
-            load_8<float, N>(b, bias, column, width);
+            load_8<float, N>(w[0], weight, column, width);
+            if (bias)
+                load_8<float, N>(b[0], bias, column, width);
+        }
         neighbours<T, 8> y;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float normed = (held[STEPS ? step : 0][i] - mean) * scale * w[i];
-            y.at[i] = from_float<T>(bias ? normed + b[i] : normed);
+            float normed = (held[at][i] - mean) * scale * w[at][i];
+            y.at[i] = from_float<T>(bias ? normed + b[at][i] : normed);
             if (N == 1 && column + i < width)
                 row_out[column + i] = y.at[i];
         }
@@ -197,10 +203,10 @@ extern "C" void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rop
         with_neighbours(by_8, [&](auto n) {
             using T = decltype(t);
             constexpr int N = decltype(n)::value;
-            rope_kernel<T, N><<<grid_of((int64_t)p->n_heads * half, p->x.rows, N), THREADS, 0,
-                                dskv_cuda_of(device)->stream>>>(p->style == DSKV_ROPE_PAIRS, p->positions, p->cos,
-                                                                p->sin, half, p->head_dim, p->n_heads,
-                                                                (T *)p->x.data, p->x.stride);
+            rope_kernel<T, N>
+                <<<grid_of((int64_t)p->n_heads * half, p->x.rows, N), THREADS, 0, dskv_cuda_of(device)->stream>>>(
+                    p->style == DSKV_ROPE_PAIRS, p->positions, p->cos, p->sin, half, p->head_dim, p->n_heads,
+                    (T *)p->x.data, p->x.stride);
         });
     });
     launched(device, "rope");
@@ -239,8 +245,9 @@ __global__ void activate_kernel(enum dskv_activation kind, int gated, const T *x
 
 extern "C" void dskv_cuda_activate(struct dskv_device *device, const struct dskv_activate *p)
 {
+    bool is_large = p->out.rows * p->out.cols >= 1 << 18; /* few: the time is that of one thread's arithmetic */
     with_dtype(p->x.dtype, [&](auto t) {
-        with_neighbours(moves_by_8(p->x) && moves_by_8(p->out), [&](auto n) {
+        with_neighbours(is_large && moves_by_8(p->x) && moves_by_8(p->out), [&](auto n) {
             using T = decltype(t);
             constexpr int N = decltype(n)::value;
             activate_kernel<T, N><<<grid_of(p->out.cols, p->out.rows, N), THREADS, 0, dskv_cuda_of(device)->stream>>>(

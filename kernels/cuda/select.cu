@@ -1,8 +1,8 @@
 /* Choosing from rows of logits: statistics and the k best of a shard, and drawing a token from whole rows.
  *
- * Grid: (parts of 4096 columns, rows) for selecting, one block a row for drawing, 256 threads each.  Every sum runs over fixed strides and one fixed tree, so that equal logits
- * give equal results on every rank.  Order among logits is that of (value descending, id ascending), told by one 64-bit
- * key.
+ * Grid: (parts of 4096 columns, rows) for selecting, one block a row for drawing, 256 threads each.  Every sum runs
+ * over fixed strides and one fixed tree, so that equal logits give equal results on every rank.  Order among logits is
+ * that of (value descending, id ascending), told by one 64-bit key.
  */
 #include "cuda/common.cuh"
 
@@ -53,9 +53,9 @@ __device__ uint64_t best_below(const float *row, int n, int first, uint64_t limi
     return block_max(best, shared);
 }
 
-/* A row's columns are cut into parts of PART, whatever the row; each is a block, which stores what its part says: the best
- * key, the sum of exp(logit - the part's max), whether all are finite, and its k best.  The row's last block to come
- * merges the parts in ascending order. */
+/* A row's columns are cut into parts of PART, whatever the row; each is a block, which stores what its part says: the
+ * best key, the sum of exp(logit - the part's max), whether all are finite, and its k best.  The row's last block to
+ * come merges the parts in ascending order. */
 enum { SELECT_THREADS = 256, HELD = 16, PART = SELECT_THREADS * HELD };
 
 struct part_stats {
@@ -104,7 +104,7 @@ __device__ void select_part(const select_grid &g, const float *values, int part,
         if (threadIdx.x == 0)
             tops[i] = best;
         if (best == 0)
-            continue; /* the part has no more */
+            continue;       /* the part has no more */
         if (mine == best) { /* this thread had the best one: its next one */
             mine = 0;
 #pragma unroll
@@ -118,26 +118,34 @@ __device__ void select_part(const select_grid &g, const float *values, int part,
     }
 }
 
-/* The parts' statistics into the row's; one thread. */
+/* The parts' statistics into the row's, by one warp: a lane takes every 32nd part, in order, then a tree. */
 __device__ void merge_stats(const select_grid &g, const part_stats *parts, const float *values, int target,
                             struct dskv_row_stats *stats)
 {
+    int lane = (int)threadIdx.x, finite = 1;
     uint64_t best = 0;
-    int finite = 1;
-    for (int i = 0; i < g.n_parts; i++) {
+    for (int i = lane; i < g.n_parts; i += 32) {
         uint64_t key = __ldcg((const unsigned long long *)&parts[i].best);
         best = key > best ? key : best;
         finite &= __ldcg(&parts[i].finite);
     }
+    for (int offset = 16; offset; offset >>= 1) {
+        uint64_t other = __shfl_xor_sync(~0u, best, offset);
+        best = other > best ? other : best;
+    }
+    finite = __all_sync(~0u, finite);
     float max = best ? value_of(best) : -INFINITY, sum = 0.0f;
-    for (int i = 0; i < g.n_parts; i++) {
+    for (int i = lane; i < g.n_parts; i += 32) {
         uint64_t key = __ldcg((const unsigned long long *)&parts[i].best);
         if (key)
             sum = fmaf(__ldcg(&parts[i].sum), expf(value_of(key) - max), sum);
     }
+    for (int offset = 16; offset; offset >>= 1)
+        sum = sum + __shfl_xor_sync(~0u, sum, offset);
     int column = target - g.first;
-    *stats = {max, best ? id_of(best) : INT_MAX, sum,
-              target >= 0 && column >= 0 && column < g.n ? values[column] : -INFINITY, finite};
+    if (lane == 0)
+        *stats = {max, best ? id_of(best) : INT_MAX, sum,
+                  target >= 0 && column >= 0 && column < g.n ? values[column] : -INFINITY, finite};
 }
 
 /* The k best of the parts' k best. */
@@ -182,7 +190,7 @@ __global__ void __launch_bounds__(SELECT_THREADS)
     if (!is_last)
         return;
     __threadfence();
-    if (threadIdx.x == 0)
+    if (threadIdx.x < 32)
         merge_stats(g, g.parts + row * g.n_parts, values, targets[row], stats + row);
     merge_tops(g, tops, top_values + row * g.k, top_ids + row * g.k, keys);
 }
