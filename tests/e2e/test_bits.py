@@ -145,6 +145,8 @@ def test_the_ids_of_the_arithmetic_are_equal_where_the_bits_are():
             base = client.forward(ids[:99], logits="last")
             made = client.forward(ids[99:], prefix=base.cache, logits="all")
             rows[name] = client.info().numerics_id, np.concatenate([base.logits, made.logits])
+            activations = client.info().activation_dtype
     assert rows["64"][0] == rows["16"][0] != rows["f16"][0]
     same(rows["16"][1], rows["64"][1], "blocks of 16 against 64")
-    assert (rows["f16"][1] != rows["64"][1]).any()
+    if activations == "f32":  # narrower ones fit a narrow pool as they are
+        assert (rows["f16"][1] != rows["64"][1]).any()
