@@ -10,26 +10,14 @@
 #define DSKV_KERNELS_CUDA_ATTENTION_TILE_CUH
 
 #include "cuda/attention.cuh"
+#include "cuda/mma.cuh"
 
 #include <climits>
-#include <type_traits>
 
 enum { TILE = 16, KEYS = DSKV_KEY_PIECE, N_WARPS = 4, N_THREADS = 32 * N_WARPS };
 
 /* Rows of shared memory are 16 bytes longer than they need be, so that eight of them touch all banks. */
 template <int D> constexpr int pitch_of = D + 8;
-
-template <typename T> __device__ __forceinline__ void mma16816(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
-{
-    if constexpr (std::is_same<T, __half>::value)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 /* Four 8 x 8 matrices of 16-bit elements; each lane names one row of 16 bytes. */
 __device__ __forceinline__ void load_matrices(uint32_t *r, const void *row)
@@ -201,8 +189,8 @@ __device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32
         for (int i = 0; i < N; i++) {
             uint32_t b[4];
             load_matrices(b, row + i * 16 * pitch_of<D> + step * 16);
-            mma16816<T>(score[i][0], q[step], b[0], b[1]);
-            mma16816<T>(score[i][1], q[step], b[2], b[3]);
+            mma<T>(score[i][0], q[step], b[0], b[1]);
+            mma<T>(score[i][1], q[step], b[2], b[3]);
         }
 }
 
@@ -262,8 +250,8 @@ __device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32
             if (column + i * step < D) {
                 uint32_t b[4];
                 load_matrices_transposed(b, row + key * 16 * pitch_of<D> + i * step);
-                mma16816<T>(sum[i][0], weights[key], b[0], b[1]);
-                mma16816<T>(sum[i][1], weights[key], b[2], b[3]);
+                mma<T>(sum[i][0], weights[key], b[0], b[1]);
+                mma<T>(sum[i][1], weights[key], b[2], b[3]);
             }
 }
 
@@ -274,7 +262,7 @@ template <typename T> __device__ __forceinline__ void sum_weights(float *sum, co
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        mma16816<T>(c, weights[i], ones, ones);
+        mma<T>(c, weights[i], ones, ones);
     sum[0] = c[0];
     sum[1] = c[2];
 }

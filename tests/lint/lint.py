@@ -27,7 +27,7 @@ OWNERS = {
     r"mpi\.h": {"parallel/start.c", "parallel/comm_mpi.c"},
     r"jansson\.h": {"parallel/json.h", "parallel/json.c", "parallel/family.c", "parallel/checkpoint.c"},
     r"immintrin\.h": {"kernels/cpu/vector.h"},
-    r"cuda_.*\.h": {"kernels/cuda/cuda.h", "kernels/cuda/common.cuh"},
+    r"cuda_.*\.h": {"kernels/cuda/cuda.h", "kernels/cuda/common.cuh", "kernels/cuda/mma.cuh"},
     r"cublas.*\.h": {"kernels/cuda/matmul_lt.c"},
     r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/execute.c"},
 }
