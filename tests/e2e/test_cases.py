@@ -181,7 +181,7 @@ def test_llama_cpp_27052_refused_state_poisons_nothing(client):
     before = next_row(client, canary)
     good = client.forward(ids).cache.export()
     choice, outcomes = random.Random(19), set()
-    for turn in range(250):
+    for turn in range(1000):
         layers = [[k.copy(), v.copy()] for k, v in good]
         sent, array = list(ids), layers[choice.randrange(len(layers))][choice.randrange(2)]
         for _ in range(choice.randrange(1, 4)):
@@ -203,8 +203,7 @@ def test_llama_cpp_27052_refused_state_poisons_nothing(client):
         except dskv.Error as error:
             assert error.code in ("not_finite", "wrong_shape", "token_out_of_range", "wrong_dtype"), error
             outcomes.add(error.code)
-        if turn % 10 == 9:
-            same(next_row(client, canary), before, f"after mutation {turn}")
+        same(next_row(client, canary), before, f"after mutation {turn}")
     assert outcomes == {"taken", "not_finite", "wrong_shape", "token_out_of_range", "wrong_dtype"}
 
 

@@ -378,8 +378,7 @@ def test_random_and_mutated_frames(daemon, raw, canary, client):
         ([], dict(op="free", session=raw.session, caches=[bytes(16)])),
         ([], dict(op="stats", session=raw.session, free=[bytes(16)])),
     ]
-    messages = 10_000 if RANKS == 1 else 2_500
-    for turn in range(messages):
+    for turn in range(10_000):
         if choice.random() < 0.3:
             frames = [choice.randbytes(choice.randrange(40)) for _ in range(choice.randrange(1, 4))]
         else:
