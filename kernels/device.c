@@ -120,6 +120,85 @@ int dskv_device_is_host(const struct dskv_device *device)
     return device->table->is_host;
 }
 
+/* ---- the queue ---------------------------------------------------------------------------------- */
+
+void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes)
+{
+    if (device->table->host_alloc)
+        return device->table->host_alloc(device, bytes);
+    void *memory = NULL;
+    bytes = (bytes + 63) / 64 * 64;
+    if (posix_memalign(&memory, 64, bytes ? bytes : 64))
+        return NULL;
+    return memset(memory, 0, bytes);
+}
+
+void dskv_device_host_free(struct dskv_device *device, void *memory)
+{
+    if (memory && device->table->host_free)
+        device->table->host_free(device, memory);
+    else
+        free(memory);
+}
+
+void dskv_device_send(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    if (bytes && device->table->send)
+        device->table->send(device, dst, src, bytes);
+    else if (bytes)
+        memcpy(dst, src, bytes);
+}
+
+void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    if (bytes && device->table->fetch)
+        device->table->fetch(device, dst, src, bytes);
+    else if (bytes)
+        memcpy(dst, src, bytes);
+}
+
+dskv_mark dskv_device_mark(struct dskv_device *device)
+{
+    return device->table->mark ? device->table->mark(device) : 0;
+}
+
+int dskv_device_reached(struct dskv_device *device, dskv_mark mark)
+{
+    return device->table->reached ? device->table->reached(device, mark) : 1;
+}
+
+enum dskv_code dskv_device_wait(struct dskv_device *device, dskv_mark mark, struct dskv_error *error)
+{
+    return device->table->wait ? device->table->wait(device, mark, error) : DSKV_OK;
+}
+
+int dskv_device_record_begin(struct dskv_device *device)
+{
+    if (!device->table->record_begin || device->trace) /* a trace reads after every operation */
+        return 0;
+    device->table->record_begin(device);
+    return 1;
+}
+
+struct dskv_recording *dskv_device_record_end(struct dskv_device *device)
+{
+    return device->table->record_end(device);
+}
+
+void dskv_device_replay(struct dskv_device *device, const struct dskv_recording *recording)
+{
+    device->table->replay(device, recording);
+}
+
+void dskv_recording_close(struct dskv_device *device, struct dskv_recording **recording)
+{
+    if (*recording)
+        device->table->recording_close(device, *recording);
+    *recording = NULL;
+}
+
+/* ---- weights ------------------------------------------------------------------------------------ */
+
 struct dskv_weight *dskv_weight_open(struct dskv_device *device, int64_t n, int64_t k, enum dskv_dtype dtype)
 {
     DSKV_ASSERT(n >= 0 && k >= 0 && dtype <= DSKV_BF16, "n %lld, k %lld, dtype %d", (long long)n, (long long)k,

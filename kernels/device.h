@@ -16,11 +16,14 @@ struct dskv_op_table {
     void (*rope)(struct dskv_device *device, const struct dskv_rope *p);
     void (*kv_write)(struct dskv_device *device, const struct dskv_kv_write *p);
     void (*attention)(struct dskv_device *device, const struct dskv_attention *p);
+    void (*rope_kv_write)(struct dskv_device *device, const struct dskv_rope_kv_write *p); /* null: the two */
     void (*activate)(struct dskv_device *device, const struct dskv_activate *p);
     void (*residual)(struct dskv_device *device, const struct dskv_residual *p);
+    void (*residual_norm)(struct dskv_device *device, const struct dskv_residual_norm *p); /* null: the two */
     void (*sum)(struct dskv_device *device, const struct dskv_sum *p);
     void (*gather_rows)(struct dskv_device *device, const struct dskv_gather_rows *p);
     void (*select)(struct dskv_device *device, const struct dskv_select *p);
+    void (*choose)(struct dskv_device *device, const struct dskv_choose *p);
     void (*sample)(struct dskv_device *device, const struct dskv_sample *p);
     void (*kv_copy)(struct dskv_device *device, const struct dskv_kv_copy *p);
     void (*kv_gather)(struct dskv_device *device, const struct dskv_kv_dense *p);
@@ -47,6 +50,18 @@ struct dskv_device_table {
     void (*weight_fill_noise)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                               uint64_t seed, int64_t first_output, int64_t first_input);
     void (*read)(struct dskv_device *device, const void *memory, size_t bytes);
+    /* The queue; all null when operations run as they are called. */
+    void *(*host_alloc)(struct dskv_device *device, size_t bytes);
+    void (*host_free)(struct dskv_device *device, void *memory);
+    void (*send)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
+    void (*fetch)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
+    dskv_mark (*mark)(struct dskv_device *device);
+    int (*reached)(struct dskv_device *device, dskv_mark mark);
+    enum dskv_code (*wait)(struct dskv_device *device, dskv_mark mark, struct dskv_error *error);
+    void (*record_begin)(struct dskv_device *device);
+    struct dskv_recording *(*record_end)(struct dskv_device *device);
+    void (*replay)(struct dskv_device *device, const struct dskv_recording *recording);
+    void (*recording_close)(struct dskv_device *device, struct dskv_recording *recording);
 };
 
 /* A device's own struct begins with this. */

@@ -67,15 +67,20 @@ void dskv_op_embed(struct dskv_device *device, const struct dskv_embed *p)
     trace(device, "embed", &p->out);
 }
 
-void dskv_op_norm(struct dskv_device *device, const struct dskv_norm *p)
+static void check_norm(struct dskv_device *device, const struct dskv_norm *p)
 {
     check_activation(device, "norm", "x", &p->x, p->x.rows, p->x.cols);
     check_activation(device, "norm", "out", &p->out, p->x.rows, p->x.cols);
     check_same_dtype("norm", &p->x, &p->out);
     DSKV_ASSERT(p->kind == DSKV_LAYER_NORM || p->kind == DSKV_RMS_NORM, "kind %d", (int)p->kind);
+    DSKV_ASSERT(p->weight || p->x.rows == 0 || p->x.cols == 0, "norm has no weight");
+}
+
+void dskv_op_norm(struct dskv_device *device, const struct dskv_norm *p)
+{
+    check_norm(device, p);
     if (p->x.rows == 0 || p->x.cols == 0)
         return;
-    DSKV_ASSERT(p->weight, "norm has no weight");
     device->ops->norm(device, p);
     trace(device, "norm", &p->out);
 }
@@ -92,15 +97,25 @@ void dskv_op_matmul(struct dskv_device *device, const struct dskv_matmul *p)
     trace(device, "matmul", &p->y);
 }
 
-void dskv_op_rope(struct dskv_device *device, const struct dskv_rope *p)
+static int rotates_nothing(const struct dskv_rope *p)
+{
+    return p->x.rows == 0 || p->n_heads == 0 || p->rotary_dim == 0;
+}
+
+static void check_rope(struct dskv_device *device, const struct dskv_rope *p)
 {
     check_activation(device, "rope", "x", &p->x, p->x.rows, (int64_t)p->n_heads * p->head_dim);
     DSKV_ASSERT(p->rotary_dim >= 0 && p->rotary_dim % 2 == 0 && p->rotary_dim <= p->head_dim, "rotary_dim %d of %d",
                 p->rotary_dim, p->head_dim);
     DSKV_ASSERT(p->style == DSKV_ROPE_HALVES || p->style == DSKV_ROPE_PAIRS, "style %d", (int)p->style);
-    if (p->x.rows == 0 || p->n_heads == 0 || p->rotary_dim == 0)
+    DSKV_ASSERT(rotates_nothing(p) || (p->positions && p->cos && p->sin), "rope: no positions or table");
+}
+
+void dskv_op_rope(struct dskv_device *device, const struct dskv_rope *p)
+{
+    check_rope(device, p);
+    if (rotates_nothing(p))
         return;
-    DSKV_ASSERT(p->positions && p->cos && p->sin, "rope: no positions or table");
     device->ops->rope(device, p);
     trace(device, "rope", &p->x);
 }
@@ -113,18 +128,43 @@ size_t dskv_kv_block_bytes(const struct dskv_kv *shape)
            ((size_t)shape->head_dim + value_stride) * dskv_dtype_bytes(shape->dtype);
 }
 
-void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
+static void check_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
 {
     const int64_t cols = (int64_t)p->kv.n_kv_heads_local * p->kv.head_dim;
     check_kv("kv_write", &p->kv, p->layer);
     check_activation(device, "kv_write", "k", &p->k, p->k.rows, cols);
     check_activation(device, "kv_write", "v", &p->v, p->k.rows, cols);
     check_same_dtype("kv_write", &p->k, &p->v);
+}
+
+void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
+{
+    check_kv_write(device, p);
     if (p->k.rows == 0)
         return;
     device->ops->kv_write(device, p);
     trace(device, "kv_write k", &p->k); /* what went in: the pool is too large, and its layout the device's own */
     trace(device, "kv_write v", &p->v);
+}
+
+void dskv_op_rope_kv_write(struct dskv_device *device, const struct dskv_rope_kv_write *p)
+{
+    if (!device->ops->rope_kv_write || rotates_nothing(&p->rope)) {
+        dskv_op_rope(device, &p->rope);
+        dskv_op_kv_write(device, &p->write);
+        return;
+    }
+    check_rope(device, &p->rope);
+    check_kv_write(device, &p->write);
+    const struct dskv_tensor *x = &p->rope.x, *k = &p->write.k;
+    DSKV_ASSERT(k->rows == x->rows && k->cols <= x->cols && k->stride == x->stride && k->dtype == x->dtype &&
+                    (const char *)k->data ==
+                        (const char *)x->data + (size_t)(x->cols - k->cols) * dskv_dtype_bytes(x->dtype),
+                "rope_kv_write: k is not the end of what is rotated");
+    device->ops->rope_kv_write(device, p);
+    trace(device, "rope", x);
+    trace(device, "kv_write k", k);
+    trace(device, "kv_write v", &p->write.v);
 }
 
 void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *p)
@@ -154,15 +194,36 @@ void dskv_op_activate(struct dskv_device *device, const struct dskv_activate *p)
     trace(device, "activate", &p->out);
 }
 
-void dskv_op_residual(struct dskv_device *device, const struct dskv_residual *p)
+static void check_residual(struct dskv_device *device, const struct dskv_residual *p)
 {
     check_activation(device, "residual", "x", &p->x, p->x.rows, p->x.cols);
     check_activation(device, "residual", "y", &p->y, p->x.rows, p->x.cols);
     check_same_dtype("residual", &p->x, &p->y);
+}
+
+void dskv_op_residual(struct dskv_device *device, const struct dskv_residual *p)
+{
+    check_residual(device, p);
     if (p->x.rows == 0 || p->x.cols == 0)
         return;
     device->ops->residual(device, p);
     trace(device, "residual", &p->x);
+}
+
+void dskv_op_residual_norm(struct dskv_device *device, const struct dskv_residual_norm *p)
+{
+    const struct dskv_tensor *x = &p->residual.x;
+    DSKV_ASSERT(p->norm.x.data == x->data && p->norm.x.stride == x->stride, "residual_norm: two tensors x");
+    if (!device->ops->residual_norm || x->rows == 0 || x->cols == 0) {
+        dskv_op_residual(device, &p->residual);
+        dskv_op_norm(device, &p->norm);
+        return;
+    }
+    check_residual(device, &p->residual);
+    check_norm(device, &p->norm);
+    device->ops->residual_norm(device, p);
+    trace(device, "residual", x);
+    trace(device, "norm", &p->norm.out);
 }
 
 void dskv_op_sum(struct dskv_device *device, const struct dskv_sum *p)
@@ -201,6 +262,17 @@ void dskv_op_select(struct dskv_device *device, const struct dskv_select *p)
     device->ops->select(device, p);
     if (device->trace)
         dskv_trace_bytes(device, "select", p->stats, (size_t)p->logits.rows * sizeof *p->stats);
+}
+
+void dskv_op_choose(struct dskv_device *device, const struct dskv_choose *p)
+{
+    DSKV_ASSERT(p->n >= 1 && p->n <= DSKV_MAX_RANKS && p->rows >= 0, "choose: %d shards, %d rows", p->n, p->rows);
+    if (p->rows == 0)
+        return;
+    DSKV_ASSERT(p->ids, "choose: no place for results");
+    device->ops->choose(device, p);
+    if (device->trace)
+        dskv_trace_bytes(device, "choose", p->ids, (size_t)p->rows * sizeof *p->ids);
 }
 
 size_t dskv_sample_scratch_bytes(int64_t vocab)

@@ -7,6 +7,7 @@
 
 struct dskv_comm {
     const struct dskv_comm_table *table;
+    struct dskv_device *device;
     void *state;
     size_t slot_bytes;
 };
@@ -25,7 +26,8 @@ enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct ds
     if (code)
         return code;
     *comm = dskv_calloc(1, sizeof **comm);
-    **comm = (struct dskv_comm){.table = table, .state = state, .slot_bytes = options->slot_bytes};
+    **comm = (struct dskv_comm){
+        .table = table, .device = options->device, .state = state, .slot_bytes = options->slot_bytes};
     return DSKV_EXIT_OK;
 }
 
@@ -48,9 +50,11 @@ void *dskv_comm_slot(struct dskv_comm *comm)
     return comm->table->slot(comm->state);
 }
 
-enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, const void *const **slots, struct dskv_error *error)
+enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, size_t bytes, const void *const **slots,
+                                  struct dskv_error *error)
 {
-    return comm->table->exchange(comm->state, slots, error);
+    DSKV_ASSERT(bytes <= comm->slot_bytes, "%zu bytes of a slot of %zu", bytes, comm->slot_bytes);
+    return comm->table->exchange(comm->state, bytes, slots, error);
 }
 
 enum dskv_exit dskv_comm_sum(struct dskv_comm *comm, int64_t rows, int64_t cols, enum dskv_dtype dtype,
@@ -59,4 +63,22 @@ enum dskv_exit dskv_comm_sum(struct dskv_comm *comm, int64_t rows, int64_t cols,
     size_t bytes = (size_t)rows * (size_t)cols * dskv_dtype_bytes(dtype);
     DSKV_ASSERT(bytes <= comm->slot_bytes, "%zu bytes in a slot of %zu", bytes, comm->slot_bytes);
     return comm->table->sum(comm->state, rows, cols, dtype, sum, error);
+}
+
+enum dskv_exit dskv_comm_add(struct dskv_comm *comm, const struct dskv_residual_norm *p, struct dskv_error *error)
+{
+    const struct dskv_tensor *y = &p->residual.y;
+    DSKV_ASSERT(y->stride == y->cols, "stride %lld of %lld", (long long)y->stride, (long long)y->cols);
+    if (comm->table->add)
+        return comm->table->add(comm->state, p, error);
+    struct dskv_residual_norm own = *p;
+    enum dskv_exit code = dskv_comm_sum(comm, y->rows, y->cols, y->dtype, &own.residual.y, error);
+    if (!code)
+        dskv_op_residual_norm(comm->device, &own);
+    return code;
+}
+
+int dskv_comm_is_queued(const struct dskv_comm *comm)
+{
+    return comm->table->is_queued;
 }

@@ -30,23 +30,34 @@ const char *dskv_comm_name(const struct dskv_comm *comm);
 
 /* This rank's slot for the next exchange or sum, slot_bytes long, 64-byte aligned; its content is undefined. */
 void *dskv_comm_slot(struct dskv_comm *comm);
-/* Meets all ranks; slots[n_ranks] can be read until this rank writes into its next slot.  DSKV_EXIT_RANK_LOST. */
-enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, const void *const **slots, struct dskv_error *error);
+/* Meets all ranks; the first `bytes` of slots[n_ranks] can be read until this rank writes into its next slot.
+ * DSKV_EXIT_RANK_LOST. */
+enum dskv_exit dskv_comm_exchange(struct dskv_comm *comm, size_t bytes, const void *const **slots,
+                                  struct dskv_error *error);
 /* The same for slots that hold [rows, cols] of dtype: *sum is their sum over ranks, under the same rule. */
 enum dskv_exit dskv_comm_sum(struct dskv_comm *comm, int64_t rows, int64_t cols, enum dskv_dtype dtype,
                              struct dskv_tensor *sum, struct dskv_error *error);
+/* What a sum is mostly for: p->residual.y's shape and dtype say what the slots hold, its data is not looked at;
+ * residual.x += their sum (+ bias), norm.out = its norm, rounding where the three operations do. */
+enum dskv_exit dskv_comm_add(struct dskv_comm *comm, const struct dskv_residual_norm *p, struct dskv_error *error);
+/* True when all of the above is queued on the device as operations are, and nothing waits on the host: it can be
+ * recorded, and errors show at the next wait. */
+int dskv_comm_is_queued(const struct dskv_comm *comm);
 
 /* ---- between comm.c and the implementations ----------------------------------------------------- */
 
 struct dskv_comm_table {
     const char *name;
+    int is_queued;
     int (*serves)(const struct dskv_comm_options *options);
     enum dskv_exit (*open)(const struct dskv_comm_options *options, void **state, struct dskv_error *error);
     void (*close)(void *state);
     void *(*slot)(void *state);
-    enum dskv_exit (*exchange)(void *state, const void *const **slots, struct dskv_error *error);
+    enum dskv_exit (*exchange)(void *state, size_t bytes, const void *const **slots, struct dskv_error *error);
     enum dskv_exit (*sum)(void *state, int64_t rows, int64_t cols, enum dskv_dtype dtype, struct dskv_tensor *sum,
                           struct dskv_error *error);
+    /* Null: the sum, then the operation. */
+    enum dskv_exit (*add)(void *state, const struct dskv_residual_norm *p, struct dskv_error *error);
 };
 extern const struct dskv_comm_table dskv_comm_self; /* one rank */
 extern const struct dskv_comm_table dskv_comm_shm;  /* several ranks of one host, devices whose memory is host memory */

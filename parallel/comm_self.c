@@ -40,8 +40,9 @@ static void *self_slot(void *state)
     return ((struct self *)state)->slot;
 }
 
-static enum dskv_exit self_exchange(void *state, const void *const **slots, struct dskv_error *error)
+static enum dskv_exit self_exchange(void *state, size_t bytes, const void *const **slots, struct dskv_error *error)
 {
+    (void)bytes;
     (void)error;
     *slots = ((struct self *)state)->slots;
     return DSKV_EXIT_OK;
@@ -57,6 +58,7 @@ static enum dskv_exit self_sum(void *state, int64_t rows, int64_t cols, enum dsk
 
 const struct dskv_comm_table dskv_comm_self = {
     .name = "self",
+    .is_queued = 1,
     .serves = serves,
     .open = self_open,
     .close = self_close,

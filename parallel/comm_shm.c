@@ -79,8 +79,9 @@ static enum dskv_exit meet(struct shm *shm, struct dskv_error *error)
     return lost < 0 ? DSKV_EXIT_OK : dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
 }
 
-static enum dskv_exit shm_exchange(void *state, const void *const **slots, struct dskv_error *error)
+static enum dskv_exit shm_exchange(void *state, size_t bytes, const void *const **slots, struct dskv_error *error)
 {
+    (void)bytes; /* they lie where all can read them */
     struct shm *shm = state;
     *slots = shm->slots[shm->set];
     shm->set ^= 1;
@@ -105,7 +106,7 @@ static enum dskv_exit shm_sum(void *state, int64_t rows, int64_t cols, enum dskv
     struct shm *shm = state;
     const void *const *slots;
     int64_t n = rows * cols;
-    enum dskv_exit code = shm_exchange(shm, &slots, error);
+    enum dskv_exit code = shm_exchange(shm, 0, &slots, error);
     if (code)
         return code;
     if ((size_t)n * dskv_dtype_bytes(dtype) <= ONE_SHOT_BYTES) {

@@ -19,7 +19,7 @@ struct staged {
     struct dskv_meeting *meeting;
     uint32_t n_meetings;
     uint32_t set;
-    size_t slot_bytes, stride;
+    size_t stride;
     char *shared;                      /* [2 sets][n_ranks] slots of stride bytes */
     void *memory;                      /* device [n_ranks] slots; this rank's is what it writes to */
     const void *slots[DSKV_MAX_RANKS]; /* into memory */
@@ -41,7 +41,6 @@ static enum dskv_exit staged_open(const struct dskv_comm_options *options, void 
     *staged = (struct staged){.device = options->device,
                               .peers = options->peers,
                               .meeting = options->shared,
-                              .slot_bytes = options->slot_bytes,
                               .stride = stride,
                               .shared = (char *)options->shared + sizeof(struct dskv_meeting),
                               .memory = memory};
@@ -82,11 +81,11 @@ static enum dskv_exit bring(struct staged *staged, size_t bytes, struct dskv_err
     return DSKV_EXIT_OK;
 }
 
-static enum dskv_exit staged_exchange(void *state, const void *const **slots, struct dskv_error *error)
+static enum dskv_exit staged_exchange(void *state, size_t bytes, const void *const **slots, struct dskv_error *error)
 {
     struct staged *staged = state;
     *slots = staged->slots;
-    return bring(staged, staged->slot_bytes, error);
+    return bring(staged, bytes, error);
 }
 
 static enum dskv_exit staged_sum(void *state, int64_t rows, int64_t cols, enum dskv_dtype dtype,

@@ -70,7 +70,8 @@ static enum dskv_exit execute_copy_out(struct dskv_engine *engine, const struct 
             dense_piece(engine, piece, own->first_export_head - own->first_kv_head, own->n_export_heads);
         dskv_op_kv_gather(engine->device, &p);
     }
-    enum dskv_exit code = dskv_comm_exchange(engine->comm, &slots, error);
+    enum dskv_exit code = dskv_comm_exchange(
+        engine->comm, dskv_piece_heads_bytes(engine, piece, engine->kv.n_kv_heads_local), &slots, error);
     for (int32_t r = 0; !code && out && r < own->n_ranks; r++) {
         struct dskv_shard shard;
         code = dskv_shard_of(&engine->info.model, r, own->n_ranks, &shard, error);

@@ -281,7 +281,10 @@ enum dskv_exit dskv_select_rows(struct dskv_select_state *s, const struct dskv_p
         const void *const *slots;
         int32_t index[CHUNK_MAX_ROWS], n_drawn;
         compute_chunk(s, &c, row_tokens, row_targets, x);
-        enum dskv_exit code = dskv_comm_exchange(s->parts.comm, &slots, error);
+        enum dskv_exit code = dskv_comm_exchange(
+            s->parts.comm,
+            c.layout.logits + (size_t)c.rows * largest_shard(s->parts.model, s->parts.shard->n_ranks) * sizeof(float),
+            &slots, error);
         if (code)
             return code;
         if (!s->selects)

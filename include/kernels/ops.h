@@ -66,6 +66,36 @@ int dskv_device_read(struct dskv_device *device, const void *memory, size_t byte
 /* True when device memory is host memory: results can be read in place after a sync. */
 int dskv_device_is_host(const struct dskv_device *device);
 
+/* ---- the queue: for hosts that run ahead of their device --------------------------------------------------------- */
+
+/* Zeroed host memory that the device can reach by itself, 64-byte aligned; null when there is none left. */
+void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes);
+void dskv_device_host_free(struct dskv_device *device, void *memory);
+/* Queued copies between device memory and memory of dskv_device_host_alloc, which both leave alone until they are done.
+ */
+void dskv_device_send(struct dskv_device *device, void *dst, const void *src, size_t bytes);  /* host -> device */
+void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes); /* device -> host */
+
+/* A point in the queue: everything that was queued before it.  At most DSKV_MAX_MARKS are waited for at a time. */
+#define DSKV_MAX_MARKS 8
+typedef uint64_t dskv_mark;
+dskv_mark dskv_device_mark(struct dskv_device *device);
+/* Without waiting: whether all before the mark is done (or has failed: dskv_device_wait says so). */
+int dskv_device_reached(struct dskv_device *device, dskv_mark mark);
+/* Waits until all before the mark is done; DSKV_INTERNAL with the device's first error, if it has had one. */
+enum dskv_code dskv_device_wait(struct dskv_device *device, dskv_mark mark, struct dskv_error *error);
+
+/* A recording: operations, sends and fetches that were called once and are queued again as one, with the parameters
+ * and addresses that they had.  What they read from device memory may change in between. */
+struct dskv_recording;
+/* From here on calls are recorded and not queued, until dskv_device_record_end; sync, mark, wait and what completes
+ * when it returns must not be called.  0, and nothing changes, when the device has no queue to save. */
+int dskv_device_record_begin(struct dskv_device *device);
+/* Null when the device failed: the next wait says why. */
+struct dskv_recording *dskv_device_record_end(struct dskv_device *device);
+void dskv_device_replay(struct dskv_device *device, const struct dskv_recording *recording);
+void dskv_recording_close(struct dskv_device *device, struct dskv_recording **recording);
+
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
 
 /* An all-zero weight of n outputs over k inputs, held as dtype; null when there is no memory.  n or k may be 0. */
@@ -99,9 +129,11 @@ size_t dskv_kv_block_bytes(const struct dskv_kv *shape);
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
 /* out[r] = table row (ids[r] - first) where first <= ids[r] < first + table rows, else zeros; then + positions_table[
- * positions[r]] where the table is not null (its data null: none).  `table` is a prepared weight [n_local, width]. */
+ * positions[r]] where the table is not null (its data null: none).  `table` is a prepared weight [n_local, width].
+ * An id below 0 stands for drawn[-1 - id]: a token that the device chose itself. */
 struct dskv_embed {
     const int32_t *ids, *positions; /* device [rows] */
+    const int32_t *drawn;           /* device; may be null when no id is below 0 */
     const struct dskv_weight *table;
     int32_t first;
     struct dskv_tensor position_table; /* f32 [max_positions, width], or data == null */
@@ -153,6 +185,13 @@ struct dskv_kv_write {
 };
 void dskv_op_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
 
+/* Queries and keys rotated in place, then keys and values stored, as the two operations would. */
+struct dskv_rope_kv_write {
+    struct dskv_rope rope;      /* x: [rows, q and k]; its last columns are write.k */
+    struct dskv_kv_write write; /* write.v may stand anywhere */
+};
+void dskv_op_rope_kv_write(struct dskv_device *device, const struct dskv_rope_kv_write *p);
+
 /* One run of query rows that share a block table: rows [first, first + n_tokens), row i at position start + i, reading
  * keys 0 .. start + i (its own included) through table[first_block ...]. */
 struct dskv_attention_work {
@@ -191,6 +230,13 @@ struct dskv_residual {
 };
 void dskv_op_residual(struct dskv_device *device, const struct dskv_residual *p);
 
+/* The residual, then the norm of what it gives, as the two operations would. */
+struct dskv_residual_norm {
+    struct dskv_residual residual;
+    struct dskv_norm norm; /* norm.x is residual.x */
+};
+void dskv_op_residual_norm(struct dskv_device *device, const struct dskv_residual_norm *p);
+
 /* out = partials[0] + partials[1] + ... in this order, in f32, rounded once: the sum over ranks of gathered partials.
  */
 struct dskv_sum {
@@ -228,7 +274,15 @@ struct dskv_select {
 };
 void dskv_op_select(struct dskv_device *device, const struct dskv_select *p);
 
-/* How a token is drawn.  temperature 0: the lowest id of the largest logit. */
+/* ids[r] = the lowest id of the largest logit over all shards, of what they say of row r. */
+struct dskv_choose {
+    const struct dskv_row_stats *const *stats; /* host array of n device pointers, each [rows] */
+    int32_t n, rows;
+    int32_t *ids; /* device [rows] */
+};
+void dskv_op_choose(struct dskv_device *device, const struct dskv_choose *p);
+
+/* How a token is drawn.  temperature 0: the lowest id of the largest logit, which dskv_op_choose finds. */
 struct dskv_sampling {
     float temperature, top_p, min_p;
     int32_t top_k; /* 0: all */
@@ -237,7 +291,8 @@ struct dskv_sampling {
     int32_t reserved; /* zero */
 };
 /* ids[i] drawn from full rows of logits: temperature, then top-k, top-p, min-p; ties by lowest id; the number is
- * Philox4x32-10 with key = seed, counter = position.  One function of its inputs' bits on every rank. */
+ * Philox4x32-10 with key = seed, counter = position.  One function of its inputs' bits on every rank.  Where the
+ * temperature is 0, ids[i] is left as dskv_op_choose made it. */
 struct dskv_sample {
     struct dskv_tensor logits;            /* f32 [rows, vocab] */
     const struct dskv_sampling *sampling; /* device [rows] */

@@ -34,7 +34,8 @@ static void embed_rows(void *context, int64_t first, int64_t last)
     const int64_t width = p->out.cols;
     for (int64_t r = first; r < last; r++) {
         float *out = (float *)p->out.data + r * p->out.stride;
-        int64_t id = (int64_t)p->ids[r] - p->first;
+        int32_t given = p->ids[r];
+        int64_t id = (int64_t)(given < 0 ? p->drawn[-1 - given] : given) - p->first;
         if (id >= 0 && id < p->table->n)
             read_output(p->table, id, out);
         else

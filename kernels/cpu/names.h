@@ -23,6 +23,7 @@
 #define dskv_cpu_sum DSKV_NAME(dskv_cpu_sum)
 #define dskv_cpu_gather_rows DSKV_NAME(dskv_cpu_gather_rows)
 #define dskv_cpu_select DSKV_NAME(dskv_cpu_select)
+#define dskv_cpu_choose DSKV_NAME(dskv_cpu_choose)
 #define dskv_cpu_sample DSKV_NAME(dskv_cpu_sample)
 #define dskv_cpu_kv_copy DSKV_NAME(dskv_cpu_kv_copy)
 #define dskv_cpu_kv_gather DSKV_NAME(dskv_cpu_kv_gather)
@@ -41,6 +42,7 @@ void dskv_cpu_residual(struct dskv_device *device, const struct dskv_residual *p
 void dskv_cpu_sum(struct dskv_device *device, const struct dskv_sum *p);
 void dskv_cpu_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p);
 void dskv_cpu_select(struct dskv_device *device, const struct dskv_select *p);
+void dskv_cpu_choose(struct dskv_device *device, const struct dskv_choose *p);
 void dskv_cpu_sample(struct dskv_device *device, const struct dskv_sample *p);
 void dskv_cpu_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
 void dskv_cpu_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);

@@ -138,8 +138,6 @@ static void weigh(const struct row *row, float max, float temperature)
 static int32_t draw(const struct row *row, const struct dskv_sampling *sampling)
 {
     int32_t best = best_id(row);
-    if (!(sampling->temperature > 0.0f))
-        return best;
     weigh(row, row->logits[best], sampling->temperature);
     struct cut cut = {0, INT32_MAX};
     int32_t drawn = best;
@@ -159,6 +157,7 @@ void dskv_cpu_sample(struct dskv_device *device, const struct dskv_sample *p)
     row.ids = (int32_t *)(row.weights + row.vocab);
     for (int64_t r = 0; r < p->logits.rows; r++) {
         row.logits = (const float *)p->logits.data + r * p->logits.stride;
-        p->ids[r] = draw(&row, &p->sampling[r]);
+        if (p->sampling[r].temperature > 0.0f)
+            p->ids[r] = draw(&row, &p->sampling[r]);
     }
 }

@@ -102,6 +102,20 @@ static void select_rows(void *context, int64_t first, int64_t last)
     }
 }
 
+void dskv_cpu_choose(struct dskv_device *device, const struct dskv_choose *p)
+{
+    (void)device;
+    for (int32_t r = 0; r < p->rows; r++) {
+        const struct dskv_row_stats *best = &p->stats[0][r];
+        for (int32_t i = 1; i < p->n; i++) {
+            const struct dskv_row_stats *other = &p->stats[i][r];
+            if (other->max > best->max || (other->max == best->max && other->argmax < best->argmax))
+                best = other;
+        }
+        p->ids[r] = best->argmax;
+    }
+}
+
 void dskv_cpu_select(struct dskv_device *device, const struct dskv_select *p)
 {
     dskv_threads_for(dskv_cpu_threads(device), p->logits.rows, p->logits.cols / 2, select_rows, (void *)p);

@@ -13,6 +13,7 @@ const struct dskv_op_table dskv_cpu_ops = {
     .sum = dskv_cpu_sum,
     .gather_rows = dskv_cpu_gather_rows,
     .select = dskv_cpu_select,
+    .choose = dskv_cpu_choose,
     .sample = dskv_cpu_sample,
     .kv_copy = dskv_cpu_kv_copy,
     .kv_gather = dskv_cpu_kv_gather,

@@ -19,6 +19,8 @@ struct dskv_cuda {
     char error_place[64];
     float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
     size_t scratch_bytes;
+    cudaEvent_t marks[DSKV_MAX_MARKS]; /* in turn */
+    uint64_t n_marks;
     int has_stream_matmul;   /* the streaming matmul runs on this GPU */
     struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until the first weight is filled */
 };
@@ -69,6 +71,7 @@ void dskv_cuda_residual(struct dskv_device *device, const struct dskv_residual *
 void dskv_cuda_sum(struct dskv_device *device, const struct dskv_sum *p);
 void dskv_cuda_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p);
 void dskv_cuda_select(struct dskv_device *device, const struct dskv_select *p);
+void dskv_cuda_choose(struct dskv_device *device, const struct dskv_choose *p);
 void dskv_cuda_sample(struct dskv_device *device, const struct dskv_sample *p);
 void dskv_cuda_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
 void dskv_cuda_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);

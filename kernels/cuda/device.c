@@ -2,10 +2,14 @@
  * queued in order.  Knows nothing of ranks: which GPU is whose is decided by parallel. */
 #include "cuda/cuda.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define SCRATCH_BYTES ((size_t)64 << 20)
+#define WAIT_QUERIES 20000 /* about 10 ms */
 
 void dskv_cuda_note(struct dskv_cuda *cuda, cudaError_t error, const char *place)
 {
@@ -20,14 +24,19 @@ static enum dskv_dtype cuda_activation_dtype(enum dskv_dtype weights)
     return weights;
 }
 
+static enum dskv_code report_error(const struct dskv_cuda *cuda, struct dskv_error *error)
+{
+    if (cuda->error == cudaSuccess)
+        return DSKV_OK;
+    return dskv_fail(error, DSKV_INTERNAL, "%s failed in %s: %s", cuda->base.name, cuda->error_place,
+                     cudaGetErrorString(cuda->error));
+}
+
 static enum dskv_code cuda_sync(struct dskv_device *device, struct dskv_error *error)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "sync");
-    if (cuda->error == cudaSuccess)
-        return DSKV_OK;
-    return dskv_fail(error, DSKV_INTERNAL, "%s failed in %s: %s", device->name, cuda->error_place,
-                     cudaGetErrorString(cuda->error));
+    return report_error(cuda, error);
 }
 
 static int64_t cuda_available(struct dskv_device *device)
@@ -69,6 +78,108 @@ static void cuda_download(struct dskv_device *device, void *dst, const void *src
     dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "download");
 }
 
+/* ---- the queue ---------------------------------------------------------------------------------- */
+
+static void *cuda_host_alloc(struct dskv_device *device, size_t bytes)
+{
+    void *memory = NULL;
+    (void)device;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault) != cudaSuccess) {
+        (void)cudaGetLastError(); /* as in cuda_alloc */
+        return NULL;
+    }
+    return memset(memory, 0, bytes);
+}
+
+static void cuda_host_free(struct dskv_device *device, void *memory)
+{
+    dskv_cuda_note(dskv_cuda_of(device), cudaFreeHost(memory), "freeing memory");
+}
+
+static void cuda_send(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda->stream), "sending");
+}
+
+static void cuda_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, cuda->stream), "fetching");
+}
+
+static cudaEvent_t event_of(const struct dskv_cuda *cuda, dskv_mark mark)
+{
+    DSKV_ASSERT(mark < cuda->n_marks && mark + DSKV_MAX_MARKS >= cuda->n_marks, "mark %llu of %llu",
+                (unsigned long long)mark, (unsigned long long)cuda->n_marks);
+    return cuda->marks[mark % DSKV_MAX_MARKS];
+}
+
+static dskv_mark cuda_mark(struct dskv_device *device)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_mark mark = cuda->n_marks++;
+    dskv_cuda_note(cuda, cudaEventRecord(event_of(cuda, mark), cuda->stream), "marking");
+    return mark;
+}
+
+static int cuda_reached(struct dskv_device *device, dskv_mark mark)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    return cuda->error != cudaSuccess || cudaEventQuery(event_of(cuda, mark)) != cudaErrorNotReady;
+}
+
+/* Asks without rest for as long as a decode step may take: to sleep costs up to 50 us.  Then sleeps. */
+static enum dskv_code cuda_wait(struct dskv_device *device, dskv_mark mark, struct dskv_error *error)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    for (int i = 0; i < WAIT_QUERIES; i++)
+        if (cuda_reached(device, mark))
+            break;
+    dskv_cuda_note(cuda, cudaEventSynchronize(event_of(cuda, mark)), "waiting");
+    return report_error(cuda, error);
+}
+
+struct dskv_recording {
+    cudaGraphExec_t graph;
+};
+
+static void cuda_record_begin(struct dskv_device *device)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording");
+}
+
+static struct dskv_recording *cuda_record_end(struct dskv_device *device)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    struct dskv_recording *recording = dskv_calloc(1, sizeof *recording);
+    cudaGraph_t graph = NULL;
+    dskv_cuda_note(cuda, cudaStreamEndCapture(cuda->stream, &graph), "recording");
+    if (graph) {
+        dskv_cuda_note(cuda, cudaGraphInstantiate(&recording->graph, graph, 0), "making a graph");
+        dskv_cuda_note(cuda, cudaGraphDestroy(graph), "making a graph");
+    }
+    if (recording->graph)
+        return recording;
+    free(recording);
+    return NULL;
+}
+
+static void cuda_replay(struct dskv_device *device, const struct dskv_recording *recording)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    dskv_cuda_note(cuda, cudaGraphLaunch(recording->graph, cuda->stream), "launching a graph");
+}
+
+static void cuda_recording_close(struct dskv_device *device, struct dskv_recording *recording)
+{
+    dskv_cuda_note(dskv_cuda_of(device), cudaGraphExecDestroy(recording->graph), "freeing a graph");
+    free(recording);
+}
+
+/* ---- weights ------------------------------------------------------------------------------------ */
+
 static size_t cuda_weight_bytes(int64_t n, int64_t k, enum dskv_dtype dtype)
 {
     return (size_t)dskv_cuda_padded(n) * (size_t)dskv_cuda_padded(k) * dskv_dtype_bytes(dtype);
@@ -100,6 +211,9 @@ static void cuda_close(struct dskv_device *device)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     dskv_cuda_matmul_lt_close(&cuda->lt);
+    for (int i = 0; i < DSKV_MAX_MARKS; i++)
+        if (cuda->marks[i])
+            cudaEventDestroy(cuda->marks[i]);
     cudaFree(cuda->scratch);
     if (cuda->stream)
         cudaStreamDestroy(cuda->stream);
@@ -123,6 +237,17 @@ static const struct dskv_device_table cuda_table = {
     .weight_fill = cuda_weight_fill,
     .weight_fill_noise = dskv_cuda_weight_fill_noise,
     .read = dskv_cuda_read,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
+    .send = cuda_send,
+    .fetch = cuda_fetch,
+    .mark = cuda_mark,
+    .reached = cuda_reached,
+    .wait = cuda_wait,
+    .record_begin = cuda_record_begin,
+    .record_end = cuda_record_end,
+    .replay = cuda_replay,
+    .recording_close = cuda_recording_close,
 };
 
 static const struct dskv_op_table cuda_ops = {
@@ -137,6 +262,7 @@ static const struct dskv_op_table cuda_ops = {
     .sum = dskv_cuda_sum,
     .gather_rows = dskv_cuda_gather_rows,
     .select = dskv_cuda_select,
+    .choose = dskv_cuda_choose,
     .sample = dskv_cuda_sample,
     .kv_copy = dskv_cuda_kv_copy,
     .kv_gather = dskv_cuda_kv_gather,
@@ -178,6 +304,9 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
         return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "GPU %d cannot be opened: %s", index,
                               cudaGetErrorString(failed));
     }
+    for (int i = 0; i < DSKV_MAX_MARKS; i++)
+        dskv_cuda_note(cuda, cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming | cudaEventBlockingSync),
+                       "opening");
     cuda->n_multiprocessors = properties.multiProcessorCount;
     cuda->has_stream_matmul = dskv_cuda_matmul_stream_open();
     snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);

@@ -17,14 +17,17 @@ template <int N> __device__ __forceinline__ int64_t my_column()
 }
 
 template <typename T, typename W, int N>
-__global__ void embed_kernel(const int32_t *ids, const int32_t *positions, const W *table, int64_t table_stride,
-                             int64_t table_rows, int32_t first, const float *position_table, int64_t position_stride,
-                             T *out, int64_t out_stride, int64_t width)
+__global__ void embed_kernel(const int32_t *ids, const int32_t *drawn, const int32_t *positions, const W *table,
+                             int64_t table_stride, int64_t table_rows, int32_t first, const float *position_table,
+                             int64_t position_stride, T *out, int64_t out_stride, int64_t width)
 {
     int64_t row = blockIdx.y, column = my_column<N>();
     if (column >= width)
         return;
-    int64_t local = (int64_t)ids[row] - first;
+    int32_t id = ids[row];
+    if (id < 0)
+        id = drawn[-1 - id];
+    int64_t local = (int64_t)id - first;
     bool is_mine = local >= 0 && local < table_rows;
     neighbours<W, N> x;
     neighbours<float, N> position;
@@ -56,9 +59,9 @@ extern "C" void dskv_cuda_embed(struct dskv_device *device, const struct dskv_em
                 constexpr int N = decltype(n)::value;
                 embed_kernel<T, W, N>
                     <<<grid_of(p->out.cols, p->out.rows, N), THREADS, 0, dskv_cuda_of(device)->stream>>>(
-                        p->ids, p->positions, (const W *)p->table->data, dskv_cuda_padded(p->table->k), p->table->n,
-                        p->first, (const float *)positions->data, positions->stride, (T *)p->out.data, p->out.stride,
-                        p->out.cols);
+                        p->ids, p->drawn, p->positions, (const W *)p->table->data, dskv_cuda_padded(p->table->k),
+                        p->table->n, p->first, (const float *)positions->data, positions->stride, (T *)p->out.data,
+                        p->out.stride, p->out.cols);
             });
         });
     });

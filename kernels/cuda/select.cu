@@ -219,6 +219,37 @@ extern "C" void dskv_cuda_select(struct dskv_device *device, const struct dskv_s
     launched(device, "select");
 }
 
+struct shard_stats {
+    const struct dskv_row_stats *data[DSKV_MAX_RANKS];
+};
+
+/* A thread a row. */
+__global__ void choose_kernel(shard_stats shards, int n, int rows, int32_t *ids)
+{
+    int row = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= rows)
+        return;
+    float max = shards.data[0][row].max;
+    int32_t id = shards.data[0][row].argmax;
+    for (int i = 1; i < n; i++) {
+        const struct dskv_row_stats *other = shards.data[i] + row;
+        if (other->max > max || (other->max == max && other->argmax < id)) {
+            max = other->max;
+            id = other->argmax;
+        }
+    }
+    ids[row] = id;
+}
+
+extern "C" void dskv_cuda_choose(struct dskv_device *device, const struct dskv_choose *p)
+{
+    shard_stats shards = {};
+    for (int i = 0; i < p->n; i++)
+        shards.data[i] = p->stats[i];
+    choose_kernel<<<blocks_for(p->rows, 128), 128, 0, dskv_cuda_of(device)->stream>>>(shards, p->n, p->rows, p->ids);
+    launched(device, "choose");
+}
+
 /* Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw 2011). */
 __device__ uint4 philox(uint4 counter, uint2 key)
 {
@@ -280,12 +311,9 @@ __global__ void sample_kernel(const float *logits, int64_t stride, int vocab, co
     __shared__ float shared[8], sums[256];
     struct dskv_sampling s = sampling[blockIdx.x];
     row_view row = {logits + blockIdx.x * stride, vocab, 0.0f, 0.0f};
-    uint64_t best = best_below(row.values, vocab, 0, ~(uint64_t)0, keys);
-    if (s.temperature == 0.0f) {
-        if (threadIdx.x == 0)
-            ids[blockIdx.x] = id_of(best);
+    if (!(s.temperature > 0.0f))
         return;
-    }
+    uint64_t best = best_below(row.values, vocab, 0, ~(uint64_t)0, keys);
     row.max = value_of(best);
     row.inverse_temperature = 1.0f / s.temperature;
     uint64_t limit = 0;

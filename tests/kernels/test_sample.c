@@ -123,12 +123,26 @@ static void filters_keep_the_head(void)
 static void temperature_zero_is_the_lowest_best(void)
 {
     struct dskv_device *device = test_device_open();
+    struct dskv_row_stats first[] = {{.max = 2, .argmax = 7}, {.max = 1, .argmax = 3}, {.max = -INFINITY, .argmax = 0}};
+    struct dskv_row_stats second[] = {
+        {.max = 2, .argmax = 41}, {.max = 3, .argmax = 40}, {.max = -INFINITY, .argmax = INT32_MAX}};
+    const struct dskv_row_stats *shards[] = {first, second}, *turned[] = {second, first};
+    int32_t ids[3];
+    struct dskv_choose choose = {shards, 2, 3, ids};
+    dskv_op_choose(device, &choose);
+    CU_ASSERT(ids[0] == 7 && ids[1] == 40 && ids[2] == 0);
+    choose.stats = turned;
+    dskv_op_choose(device, &choose);
+    CU_ASSERT(ids[0] == 7 && ids[1] == 40 && ids[2] == 0);
+
     float x[50];
     fill_row(x, 50);
-    x[41] = x[30] = 2.0f;
-    CU_ASSERT_EQUAL(sample(device, x, 50, (struct dskv_sampling){.top_p = 1}), 7);
-    x[5] = 2.0f;
-    CU_ASSERT_EQUAL(sample(device, x, 50, (struct dskv_sampling){.top_p = 1}), 5);
+    char scratch[50 * 8];
+    int32_t id = 31;
+    struct dskv_sampling greedy = {.top_p = 1};
+    struct dskv_sample p = {dskv_tensor(x, DSKV_F32, 1, 50), &greedy, &id, scratch};
+    dskv_op_sample(device, &p);
+    CU_ASSERT_EQUAL(id, 31); /* left as it was chosen */
     CU_ASSERT_EQUAL(sample(device, x, 1, plain), 0);
     dskv_device_close(&device);
 }

@@ -66,7 +66,7 @@ static void slots_last_until_the_next_is_written(void)
         struct dskv_tensor sum;
         int64_t n = 1 + (round * 37) % 5000;
         fill(dskv_comm_slot(comm), round, n);
-        CU_ASSERT_EQUAL(dskv_comm_exchange(comm, &slots, NULL), DSKV_EXIT_OK);
+        CU_ASSERT_EQUAL(dskv_comm_exchange(comm, (size_t)n * sizeof(float), &slots, NULL), DSKV_EXIT_OK);
         for (int rank = 0; rank < segment.peers.n_ranks; rank++)
             for (int64_t i = 0; i < n; i += 11)
                 wrong += ((const float *)slots[rank])[i] != value_of(rank, round, i);
