@@ -150,7 +150,7 @@ static enum dskv_exit open_pool(struct dskv_engine *engine, const struct dskv_en
 static size_t count_slot_bytes(const struct dskv_engine *engine)
 {
     const struct dskv_engine_info *info = &engine->info;
-    size_t forward = dskv_forward_slot_bytes(&info->model, info->n_ranks, info->bounds.max_tokens);
+    size_t forward = dskv_forward_slot_bytes(&info->model, engine->device, info->n_ranks, info->bounds.max_tokens);
     return forward > engine->piece_bytes ? forward : engine->piece_bytes;
 }
 
@@ -186,7 +186,8 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
                                            .activation_dtype = info->activation_dtype,
                                            .bounds = info->bounds,
                                            .max_logit_rows = info->max_logit_rows,
-                                           .every_rank_selects = options->check_plans};
+                                           .every_rank_selects =
+                                               options->check_plans || !dskv_device_is_host(engine->device)};
         code = dskv_forward_open(&parts, &engine->forward, error);
     }
     return dskv_parallel_agree(code, error);

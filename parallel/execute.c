@@ -30,7 +30,9 @@ static void hash_step(const struct dskv_engine *engine, const struct dskv_plan *
 static enum dskv_exit execute_step(struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_answer *answer,
                                    struct dskv_error *error)
 {
-    enum dskv_exit code = dskv_forward_run(engine->forward, plan, &engine->results, error);
+    enum dskv_exit code = dskv_forward_submit(engine->forward, plan, error);
+    if (!code)
+        code = dskv_forward_collect(engine->forward, &engine->results, error);
     if (code)
         return code;
     engine->steps++;

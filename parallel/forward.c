@@ -8,35 +8,58 @@
 
 #include "base/memory.h"
 #include "parallel/plan_layout.h"
+#include "parallel/recorded.h"
 #include "parallel/select.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#define MAX_RECORDED_ROWS 128 /* above, computing takes longer than queueing operation by operation */
+
+/* A step under way. */
+struct under_way {
+    const struct dskv_plan *plan;
+    dskv_mark end;
+};
 
 struct dskv_forward {
     struct dskv_forward_parts parts;
     struct dskv_select_state *select;
-    char *memory; /* all buffers below, one device allocation */
+    struct dskv_recorded *recorded; /* null where nothing can be recorded */
+    char *memory;                   /* all buffers below, one device allocation */
     size_t memory_bytes;
-    void *x, *h;                   /* [max_tokens, width]: the residual stream; its norm */
-    void *wide, *narrow;           /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
-    int32_t *kv_head_of_head;      /* [n_heads_local] */
-    struct dskv_plan *device_plan; /* null where the device reads host memory */
+    void *x, *h;              /* [max_tokens, width]: the residual stream; its norm */
+    void *wide, *narrow;      /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
+    int32_t *kv_head_of_head; /* [n_heads_local] */
+    /* Null where the device reads host memory: the plan there, and what is on its way to it. */
+    struct dskv_plan *device_plan, *sent_plans[2];
+    struct under_way steps[2];
+    uint32_t n_submitted, n_collected;
 };
 
-/* A step's sections in device memory, and its number of rows. */
+/* Sizes of a pass, and all else that its operations depend on but the content of device memory. */
+struct shape {
+    struct dskv_plan_sizes capacity; /* says where the plan's sections lie */
+    int32_t rows, n_work;
+    int32_t max_keys; /* of the row that sees most */
+    int32_t has_rows; /* the first chunk is part of the pass */
+    struct dskv_select_chunk chunk;
+};
+
+/* A pass: its shape, and the plan's sections in device memory. */
 struct step {
-    int64_t rows;
+    struct shape shape;
     const int32_t *ids, *positions, *slots, *tables;
     const struct dskv_attention_work *work;
     const struct dskv_block_copy *copies;
-    int32_t n_work, n_copies;
-    int32_t max_keys; /* of the row that sees most */
+    struct dskv_select_rows rows;
 };
 
-size_t dskv_forward_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens)
+size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
+                               int32_t max_tokens)
 {
     size_t sums = (size_t)max_tokens * (size_t)model->width * dskv_dtype_bytes(DSKV_F32);
-    size_t rows = dskv_select_slot_bytes(model, n_ranks, max_tokens);
+    size_t rows = dskv_select_slot_bytes(model, device, n_ranks, max_tokens);
     return sums > rows ? sums : rows;
 }
 
@@ -76,6 +99,18 @@ static size_t place_buffers(struct dskv_forward *f)
     return at;
 }
 
+/* Host memory from which plans are sent while the host goes on. */
+static int open_queue(struct dskv_forward *f)
+{
+    struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
+    if (dskv_comm_is_queued(f->parts.comm) && !dskv_device_is_host(f->parts.device))
+        f->recorded = dskv_recorded_open(f->parts.device);
+    for (int i = 0; f->device_plan && i < 2; i++)
+        if (!(f->sent_plans[i] = dskv_device_host_alloc(f->parts.device, dskv_plan_bytes(&largest))))
+            return 0;
+    return 1;
+}
+
 static void fill_kv_head_of_head(struct dskv_forward *f)
 {
     const struct dskv_model *m = f->parts.model;
@@ -93,8 +128,9 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
     f->parts = *parts;
     f->memory_bytes = place_buffers(f);
     f->memory = dskv_device_alloc(parts->device, f->memory_bytes);
+    place_buffers(f);
     enum dskv_exit code = DSKV_EXIT_OK;
-    if (!f->memory)
+    if (!f->memory || !open_queue(f))
         code = dskv_fail_exit(error, DSKV_EXIT_MEMORY,
                               "no memory for %zu bytes of activations: lower --max-batch-tokens", f->memory_bytes);
     if (!code)
@@ -103,7 +139,6 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
         dskv_forward_close(&f);
         return code;
     }
-    place_buffers(f);
     fill_kv_head_of_head(f);
     *forward = f;
     return DSKV_EXIT_OK;
@@ -114,7 +149,10 @@ void dskv_forward_close(struct dskv_forward **forward)
     struct dskv_forward *f = *forward;
     if (!f)
         return;
+    dskv_recorded_close(&f->recorded);
     dskv_select_close(&f->select);
+    for (int i = 0; i < 2; i++)
+        dskv_device_host_free(f->parts.device, f->sent_plans[i]);
     if (f->memory)
         dskv_device_free(f->parts.device, f->memory, f->memory_bytes);
     free(f);
@@ -134,12 +172,6 @@ static struct dskv_tensor partial(const struct dskv_forward *f, int64_t rows)
     return buffer(f, dskv_comm_slot(f->parts.comm), rows, f->parts.model->width);
 }
 
-static enum dskv_exit sum_partials(const struct dskv_forward *f, int64_t rows, struct dskv_tensor *sum,
-                                   struct dskv_error *error)
-{
-    return dskv_comm_sum(f->parts.comm, rows, f->parts.model->width, f->parts.activation_dtype, sum, error);
-}
-
 static void norm(const struct dskv_forward *f, struct dskv_tensor x, const float *weight, const float *bias,
                  struct dskv_tensor out)
 {
@@ -154,41 +186,55 @@ static void matmul(const struct dskv_forward *f, struct dskv_tensor x, const str
     dskv_op_matmul(f->parts.device, &p);
 }
 
-/* x = token embeddings, each from the rank that holds it, + position embeddings, which rank 0 adds to its partial. */
-static enum dskv_exit embed(const struct dskv_forward *f, const struct step *step, struct dskv_tensor x,
-                            struct dskv_error *error)
+/* A part's end: x += the sum of all ranks' partials (+ bias), h = its norm, which the next part begins with. */
+static enum dskv_exit add_partials(const struct dskv_forward *f, int64_t rows, const float *bias,
+                                   const float *norm_weight, const float *norm_bias, struct dskv_error *error)
 {
-    struct dskv_tensor none = {0}, sum;
+    const struct dskv_model *m = f->parts.model;
+    struct dskv_tensor x = buffer(f, f->x, rows, m->width), h = buffer(f, f->h, rows, m->width);
+    struct dskv_residual_norm p = {{x, partial(f, rows), bias}, {m->norm, m->norm_eps, x, norm_weight, norm_bias, h}};
+    return dskv_comm_add(f->parts.comm, &p, error);
+}
+
+/* x = token embeddings, each from the rank that holds it, + position embeddings, which rank 0 adds to its partial. */
+static enum dskv_exit embed(const struct dskv_forward *f, const struct step *step, struct dskv_error *error)
+{
+    int64_t rows = step->shape.rows;
+    struct dskv_tensor none = {0}, sum, x = buffer(f, f->x, rows, f->parts.model->width);
     struct dskv_embed p = {.ids = step->ids,
                            .positions = step->positions,
+                           .drawn = dskv_select_drawn(f->select),
                            .table = f->parts.weights->embedding,
                            .first = f->parts.shard->first_vocab,
                            .position_table = f->parts.shard->rank == 0 ? f->parts.weights->position_table : none,
-                           .out = partial(f, step->rows)};
+                           .out = partial(f, rows)};
     dskv_op_embed(f->parts.device, &p);
-    enum dskv_exit code = sum_partials(f, step->rows, &sum, error);
+    enum dskv_exit code = dskv_comm_sum(f->parts.comm, rows, x.cols, x.dtype, &sum, error);
     if (code)
         return code;
     const void *const whole[] = {sum.data};
     struct dskv_sum copy = {whole, 1, x};
     dskv_op_sum(f->parts.device, &copy);
+    const struct dskv_layer_weights *first = &f->parts.weights->layers[0];
+    norm(f, x, first->norm1_weight, first->norm1_bias, buffer(f, f->h, rows, x.cols));
     return DSKV_EXIT_OK;
 }
 
-static void rotate(const struct dskv_forward *f, const struct step *step, struct dskv_tensor q_and_k)
+/* Keys and values to their slots; queries and keys are rotated on the way, where the model rotates. */
+static void store(const struct dskv_forward *f, const struct step *step, int32_t layer, struct dskv_tensor q_and_k,
+                  struct dskv_tensor k, struct dskv_tensor v)
 {
     const struct dskv_model *m = f->parts.model;
-    if (m->positions != DSKV_POSITIONS_ROTARY)
-        return;
-    struct dskv_rope p = {.style = m->rope_style,
-                          .positions = step->positions,
-                          .cos = f->parts.weights->rope_cos,
-                          .sin = f->parts.weights->rope_sin,
-                          .rotary_dim = m->rotary_dim,
-                          .head_dim = m->head_dim,
-                          .n_heads = (int32_t)(q_and_k.cols / m->head_dim),
-                          .x = q_and_k};
-    dskv_op_rope(f->parts.device, &p);
+    struct dskv_rope_kv_write p = {.rope = {.style = m->rope_style,
+                                            .positions = step->positions,
+                                            .cos = f->parts.weights->rope_cos,
+                                            .sin = f->parts.weights->rope_sin,
+                                            .rotary_dim = m->positions == DSKV_POSITIONS_ROTARY ? m->rotary_dim : 0,
+                                            .head_dim = m->head_dim,
+                                            .n_heads = (int32_t)(q_and_k.cols / m->head_dim),
+                                            .x = q_and_k},
+                                   .write = {f->parts.kv, layer, step->slots, k, v}};
+    dskv_op_rope_kv_write(f->parts.device, &p);
 }
 
 static void attend(const struct dskv_forward *f, const struct step *step, int32_t layer, struct dskv_tensor q,
@@ -202,82 +248,71 @@ static void attend(const struct dskv_forward *f, const struct step *step, int32_
                                .n_heads_local = f->parts.shard->n_heads_local,
                                .kv_head_of_head = f->kv_head_of_head,
                                .work = step->work,
-                               .n_work = step->n_work,
-                               .max_keys = step->max_keys,
+                               .n_work = step->shape.n_work,
+                               .max_keys = step->shape.max_keys,
                                .tables = step->tables,
                                .q = q,
                                .out = out};
     dskv_op_attention(f->parts.device, &p);
 }
 
-/* x += o(attention(norm(x))) */
+/* x += o(attention(h)), h = norm2(x) */
 static enum dskv_exit attention_part(const struct dskv_forward *f, const struct step *step, int32_t layer,
-                                     struct dskv_tensor x, struct dskv_error *error)
+                                     struct dskv_error *error)
 {
     const struct dskv_layer_weights *w = &f->parts.weights->layers[layer];
-    int64_t rows = step->rows, head_dim = f->parts.model->head_dim;
+    int64_t rows = step->shape.rows, head_dim = f->parts.model->head_dim;
     int64_t q_cols = f->parts.shard->n_heads_local * head_dim, kv_cols = f->parts.shard->n_kv_heads_local * head_dim;
-    struct dskv_tensor h = buffer(f, f->h, rows, x.cols);
+    struct dskv_tensor h = buffer(f, f->h, rows, f->parts.model->width);
     struct dskv_tensor qkv = buffer(f, f->wide, rows, q_cols + 2 * kv_cols);
     struct dskv_tensor q = dskv_tensor_cols(qkv, 0, q_cols);
     struct dskv_tensor k = dskv_tensor_cols(qkv, q_cols, kv_cols);
     struct dskv_tensor v = dskv_tensor_cols(qkv, q_cols + kv_cols, kv_cols);
-    struct dskv_tensor heads = buffer(f, f->narrow, rows, q_cols), sum;
+    struct dskv_tensor heads = buffer(f, f->narrow, rows, q_cols);
 
-    norm(f, x, w->norm1_weight, w->norm1_bias, h);
     matmul(f, h, w->qkv, w->qkv_bias, qkv);
-    rotate(f, step, dskv_tensor_cols(qkv, 0, q_cols + kv_cols));
-    struct dskv_kv_write write = {f->parts.kv, layer, step->slots, k, v};
-    dskv_op_kv_write(f->parts.device, &write);
+    store(f, step, layer, dskv_tensor_cols(qkv, 0, q_cols + kv_cols), k, v);
     attend(f, step, layer, q, heads);
     matmul(f, heads, w->o, NULL, partial(f, rows));
-    enum dskv_exit code = sum_partials(f, rows, &sum, error);
-    if (code)
-        return code;
-    struct dskv_residual residual = {x, sum, w->o_bias};
-    dskv_op_residual(f->parts.device, &residual);
-    return DSKV_EXIT_OK;
+    return add_partials(f, rows, w->o_bias, w->norm2_weight, w->norm2_bias, error);
 }
 
-/* x += down(act(up(norm(x)))) */
+/* x += down(act(up(h))), h = norm1(x) of the next layer, after the last one the final norm */
 static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *step, int32_t layer,
-                               struct dskv_tensor x, struct dskv_error *error)
+                               struct dskv_error *error)
 {
     const struct dskv_model *m = f->parts.model;
     const struct dskv_layer_weights *w = &f->parts.weights->layers[layer];
-    int64_t rows = step->rows, mlp = f->parts.shard->n_mlp_local;
-    struct dskv_tensor h = buffer(f, f->h, rows, x.cols);
+    int is_last = layer + 1 == m->n_layers;
+    int64_t rows = step->shape.rows, mlp = f->parts.shard->n_mlp_local;
+    struct dskv_tensor h = buffer(f, f->h, rows, m->width);
     struct dskv_tensor up = buffer(f, f->wide, rows, m->gated ? 2 * mlp : mlp);
-    struct dskv_tensor act = buffer(f, f->narrow, rows, mlp), sum;
+    struct dskv_tensor act = buffer(f, f->narrow, rows, mlp);
 
-    norm(f, x, w->norm2_weight, w->norm2_bias, h);
     matmul(f, h, w->up, w->up_bias, up);
     struct dskv_activate activate = {m->activation, m->gated, up, act};
     dskv_op_activate(f->parts.device, &activate);
     matmul(f, act, w->down, NULL, partial(f, rows));
-    enum dskv_exit code = sum_partials(f, rows, &sum, error);
-    if (code)
-        return code;
-    struct dskv_residual residual = {x, sum, w->down_bias};
-    dskv_op_residual(f->parts.device, &residual);
-    return DSKV_EXIT_OK;
+    return add_partials(f, rows, w->down_bias, is_last ? f->parts.weights->norm_weight : w[1].norm1_weight,
+                        is_last ? f->parts.weights->norm_bias : w[1].norm1_bias, error);
 }
 
-/* The plan where the device reads it: in place, or in one copy. */
-static const struct dskv_plan *place_plan(const struct dskv_forward *f, const struct dskv_plan *plan)
+/* The transformer over the step's rows, and the first chunk of what is wanted of them. */
+static enum dskv_exit pass(const struct dskv_forward *f, const struct step *step, struct dskv_error *error)
 {
-    if (!f->device_plan)
-        return plan;
-    dskv_device_upload(f->parts.device, f->device_plan, plan, plan->bytes);
-    return f->device_plan;
+    enum dskv_exit code = embed(f, step, error);
+    for (int32_t layer = 0; !code && layer < f->parts.model->n_layers; layer++) {
+        code = attention_part(f, step, layer, error);
+        if (!code)
+            code = mlp_part(f, step, layer, error);
+    }
+    if (!code && step->shape.has_rows)
+        code = dskv_select_compute(f->select, &step->shape.chunk, &step->rows,
+                                   buffer(f, f->h, step->shape.rows, f->parts.model->width), error);
+    return code;
 }
 
-/* The head of the plan is read on the host, its sections lie at the same offsets on the device. */
-static const void *section_at(const struct dskv_plan *device_plan, const struct dskv_plan *plan,
-                              enum dskv_plan_section s)
-{
-    return (const char *)device_plan + plan->offset[s];
-}
+/* ---- steps -------------------------------------------------------------------------------------- */
 
 static int32_t count_max_keys(const struct dskv_plan *plan)
 {
@@ -289,38 +324,113 @@ static int32_t count_max_keys(const struct dskv_plan *plan)
     return most;
 }
 
-enum dskv_exit dskv_forward_run(struct dskv_forward *f, const struct dskv_plan *plan,
-                                const struct dskv_row_result **results, struct dskv_error *error)
+/* What the step uses; rounded up where passes are recorded, within the plan's bucket and the buffers. */
+static struct shape shape_of(const struct dskv_forward *f, const struct dskv_plan *plan)
 {
+    struct shape shape;
+    memset(&shape, 0, sizeof shape); /* a key is compared as bytes */
+    shape.capacity = plan->capacity;
+    shape.rows = plan->used.n_tokens;
+    shape.n_work = plan->used.n_work;
+    shape.max_keys = count_max_keys(plan);
+    shape.has_rows = plan->used.n_rows > 0;
+    if (shape.has_rows)
+        shape.chunk = dskv_select_chunk_at(f->select, plan, 0);
+    if (!f->recorded)
+        return shape;
+    int32_t rows = dskv_recorded_size(shape.rows), keys = DSKV_KEY_PIECE;
+    while (keys < shape.max_keys)
+        keys *= 2;
+    shape.rows = rows <= f->parts.bounds.max_tokens ? rows : shape.rows;
+    shape.max_keys = keys;
+    return shape;
+}
+
+/* The plan where the device reads it: in place, or in one copy. */
+static const struct dskv_plan *place_plan(const struct dskv_forward *f, const struct dskv_plan *plan)
+{
+    if (!f->device_plan)
+        return plan;
+    struct dskv_plan *sent = f->sent_plans[f->n_submitted % 2];
+    memcpy(sent, plan, plan->bytes);
+    dskv_device_send(f->parts.device, f->device_plan, sent, plan->bytes);
+    return f->device_plan;
+}
+
+/* The head of the plan is read on the host, its sections lie at the same offsets on the device. */
+static const void *section_at(const struct dskv_plan *device_plan, const struct dskv_plan *plan,
+                              enum dskv_plan_section s)
+{
+    return (const char *)device_plan + plan->offset[s];
+}
+
+/* Queues the pass: again as it was recorded, or recording it, or operation by operation. */
+static enum dskv_exit queue_pass(struct dskv_forward *f, const struct step *step, struct dskv_error *error)
+{
+    _Static_assert(sizeof step->shape == DSKV_RECORDED_KEY_BYTES, "a shape is the key of a recording");
+    const struct dskv_recording *known = NULL;
+    int is_due = 0;
+    if (f->recorded && step->shape.rows <= MAX_RECORDED_ROWS)
+        known = dskv_recorded_find(f->recorded, &step->shape, &is_due);
+    if (!known && is_due && dskv_device_record_begin(f->parts.device)) {
+        enum dskv_exit code = pass(f, step, error);
+        struct dskv_recording *recording = dskv_device_record_end(f->parts.device);
+        if (code || !recording)
+            return code ? code : dskv_device_sync(f->parts.device, error) ? DSKV_EXIT_DEVICE : DSKV_EXIT_BUG;
+        dskv_recorded_keep(f->recorded, recording);
+        known = recording;
+    }
+    if (!known)
+        return pass(f, step, error);
+    dskv_device_replay(f->parts.device, known);
+    return DSKV_EXIT_OK;
+}
+
+enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_plan *plan, struct dskv_error *error)
+{
+    DSKV_ASSERT(f->n_submitted - f->n_collected < 2, "%u steps are under way", f->n_submitted - f->n_collected);
     const struct dskv_plan *device_plan = place_plan(f, plan);
-    const struct step step = {.rows = plan->used.n_tokens,
+    const struct step step = {.shape = shape_of(f, plan),
                               .ids = section_at(device_plan, plan, DSKV_PLAN_IDS),
                               .positions = section_at(device_plan, plan, DSKV_PLAN_POSITIONS),
                               .slots = section_at(device_plan, plan, DSKV_PLAN_SLOTS),
                               .tables = section_at(device_plan, plan, DSKV_PLAN_TABLES),
                               .work = section_at(device_plan, plan, DSKV_PLAN_WORK),
-                              .copies = section_at(device_plan, plan, DSKV_PLAN_COPIES),
-                              .n_work = plan->used.n_work,
-                              .n_copies = plan->used.n_copies,
-                              .max_keys = count_max_keys(plan)};
-    struct dskv_tensor x = buffer(f, f->x, step.rows, f->parts.model->width);
+                              .rows = {.tokens = section_at(device_plan, plan, DSKV_PLAN_ROW_TOKENS),
+                                       .targets = section_at(device_plan, plan, DSKV_PLAN_ROW_TARGETS),
+                                       .sampling = section_at(device_plan, plan, DSKV_PLAN_SAMPLING)}};
+    struct dskv_tensor h = buffer(f, f->h, step.shape.rows, f->parts.model->width);
+    int place = f->n_submitted % 2;
     enum dskv_exit code = DSKV_EXIT_OK;
-    if (step.n_copies) {
-        struct dskv_kv_copy copy = {f->parts.kv, step.copies, step.n_copies};
+    if (plan->used.n_copies) {
+        struct dskv_kv_copy copy = {f->parts.kv, section_at(device_plan, plan, DSKV_PLAN_COPIES), plan->used.n_copies};
         dskv_op_kv_copy(f->parts.device, &copy);
     }
-    if (step.rows)
-        code = embed(f, &step, x, error);
-    for (int32_t layer = 0; step.rows && !code && layer < f->parts.model->n_layers; layer++) {
-        code = attention_part(f, &step, layer, x, error);
+    if (step.shape.rows)
+        code = queue_pass(f, &step, error);
+    for (int32_t first = 0; !code && first < plan->used.n_rows; first += dskv_select_chunk_rows(f->select)) {
+        struct dskv_select_chunk chunk = first ? dskv_select_chunk_at(f->select, plan, first) : step.shape.chunk;
+        if (first)
+            code = dskv_select_compute(f->select, &chunk, &step.rows, h, error);
         if (!code)
-            code = mlp_part(f, &step, layer, x, error);
+            dskv_select_fetch(f->select, plan, &chunk, place);
     }
-    const int32_t *row_tokens = section_at(device_plan, plan, DSKV_PLAN_ROW_TOKENS);
-    const int32_t *row_targets = section_at(device_plan, plan, DSKV_PLAN_ROW_TARGETS);
-    if (!code)
-        code = dskv_select_rows(f->select, plan, row_tokens, row_targets, x, results, error);
-    if (!code && dskv_device_sync(f->parts.device, error))
-        code = DSKV_EXIT_DEVICE;
+    f->steps[f->n_submitted++ % 2] = (struct under_way){plan, dskv_device_mark(f->parts.device)};
     return code;
+}
+
+int dskv_forward_reached(struct dskv_forward *f)
+{
+    return dskv_device_reached(f->parts.device, f->steps[f->n_collected % 2].end);
+}
+
+enum dskv_exit dskv_forward_collect(struct dskv_forward *f, const struct dskv_row_result **results,
+                                    struct dskv_error *error)
+{
+    DSKV_ASSERT(f->n_submitted != f->n_collected, "no step is under way");
+    int place = f->n_collected++ % 2;
+    if (dskv_device_wait(f->parts.device, f->steps[place].end, error))
+        return DSKV_EXIT_DEVICE;
+    *results = dskv_select_results(f->select, f->steps[place].plan, place);
+    return DSKV_EXIT_OK;
 }

@@ -1,7 +1,8 @@
 /* Forward: this rank's shard of the transformer, and the rows of logits that a step wants.
  *
- * Owns the activations, sized at open for the largest step, so that a step allocates nothing.  Knows plans, weights and
- * the comm; no request.  Every rank runs the same calls in the same order.
+ * Owns the activations, sized at open for the largest step, so that a step allocates nothing.  Where the device and the
+ * comm only queue, a step of a size that was seen before is queued as one recording.  Knows plans, weights and the
+ * comm; no request.  Every rank runs the same calls in the same order.
  */
 #ifndef DSKV_PARALLEL_FORWARD_H
 #define DSKV_PARALLEL_FORWARD_H
@@ -21,11 +22,12 @@ struct dskv_forward_parts {
     enum dskv_dtype activation_dtype;
     struct dskv_plan_bounds bounds;
     int32_t max_logit_rows;
-    int every_rank_selects; /* debug: not only rank 0 merges and draws */
+    int every_rank_selects; /* not only rank 0 chooses, draws and merges: a next step may name what was drawn */
 };
 
 /* Bytes of a comm slot that steps with these bounds need; the same on every rank. */
-size_t dskv_forward_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens);
+size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
+                               int32_t max_tokens);
 
 struct dskv_forward;
 
@@ -34,9 +36,15 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
                                  struct dskv_error *error);
 void dskv_forward_close(struct dskv_forward **forward);
 
-/* Runs the plan.  Rank 0 (every rank, when every_rank_selects) gets results[used.n_rows], valid until the next run;
- * elsewhere *results is null. */
-enum dskv_exit dskv_forward_run(struct dskv_forward *forward, const struct dskv_plan *plan,
-                                const struct dskv_row_result **results, struct dskv_error *error);
+/* Queues the plan on the device (computes it, where the device does so when called).  The plan's memory stays as it is
+ * until the step is collected.  At most two steps are under way, and the first of them wants no row of logits. */
+enum dskv_exit dskv_forward_submit(struct dskv_forward *forward, const struct dskv_plan *plan,
+                                   struct dskv_error *error);
+/* Without waiting: whether the oldest step under way has ended, or the device failed. */
+int dskv_forward_reached(struct dskv_forward *forward);
+/* Waits for the oldest step under way.  Where rows are selected *results gets [used.n_rows], valid until the next
+ * collect; elsewhere null. */
+enum dskv_exit dskv_forward_collect(struct dskv_forward *forward, const struct dskv_row_result **results,
+                                    struct dskv_error *error);
 
 #endif

@@ -105,6 +105,7 @@ struct dskv_plan *dskv_plan_begin(void *memory, size_t memory_bytes, const struc
     plan->bytes = bytes;
     plan->capacity = capacity;
     dskv_plan_layout(&capacity, plan->offset);
+    memset(dskv_plan_section(plan, DSKV_PLAN_SLOTS), 0xff, (size_t)capacity.n_tokens * sizeof(int32_t)); /* -1 */
     return plan;
 }
 

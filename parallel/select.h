@@ -1,8 +1,11 @@
-/* Select: from hidden states to the rows that a step wants: final norm, head, and what the vocabulary's shards say of
- * each row, merged in rank order.  Works through the rows in chunks, so that its memory does not grow with their
+/* Select: from normed hidden states to the rows that a step wants: the head, what the vocabulary's shards say of each
+ * row, the tokens that are chosen.  Works through the rows in chunks, so that its memory does not grow with their
  * number.
  *
- * Ids travel to rank 0 in a few bytes per row; whole rows are gathered only for those who want logits or a drawn token.
+ * A chunk is computed (queued on the device; can be recorded), then fetched (queued copies to the host); when the
+ * device has done both, the rows are merged in rank order.  Ids travel to rank 0 in a few bytes per row; whole rows are
+ * gathered only for those who want logits or a drawn token.  Chosen and drawn tokens stay on the device for the next
+ * step.
  */
 #ifndef DSKV_PARALLEL_SELECT_H
 #define DSKV_PARALLEL_SELECT_H
@@ -11,15 +14,43 @@
 
 struct dskv_select_state;
 
-size_t dskv_select_slot_bytes(const struct dskv_model *model, int32_t n_ranks, int32_t max_tokens);
+size_t dskv_select_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
+                              int32_t max_tokens);
 /* DSKV_EXIT_MEMORY. */
 enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct dskv_select_state **state,
                                 struct dskv_error *error);
 void dskv_select_close(struct dskv_select_state **state);
 
-/* x: the last layer's activations [used.n_tokens, width]; row_tokens and row_targets: the plan's, in device memory. */
-enum dskv_exit dskv_select_rows(struct dskv_select_state *state, const struct dskv_plan *plan,
-                                const int32_t *row_tokens, const int32_t *row_targets, struct dskv_tensor x,
-                                const struct dskv_row_result **results, struct dskv_error *error);
+/* Rows of a chunk. */
+int32_t dskv_select_chunk_rows(const struct dskv_select_state *state);
+/* Tokens that rows of the last step chose or drew: device [max_tokens]. */
+const int32_t *dskv_select_drawn(const struct dskv_select_state *state);
+
+/* A chunk of a plan's rows, and all that its computing depends on. */
+struct dskv_select_chunk {
+    int32_t first, n_rows; /* rows [first, first + n_rows); n_rows may be rounded up, beyond the plan's */
+    int32_t k;             /* largest top-k among them */
+    int32_t is_whole;      /* somebody wants whole rows: logits, or a token that is drawn */
+    int32_t is_drawn;      /* somebody wants a token that is drawn */
+};
+/* The chunk that begins with row `first`. */
+struct dskv_select_chunk dskv_select_chunk_at(const struct dskv_select_state *state, const struct dskv_plan *plan,
+                                              int32_t first);
+
+/* The plan's sections in device memory. */
+struct dskv_select_rows {
+    const int32_t *tokens, *targets;
+    const struct dskv_sampling *sampling;
+};
+/* h: the final norm of the last layer's activations [tokens, width]. */
+enum dskv_exit dskv_select_compute(struct dskv_select_state *state, const struct dskv_select_chunk *chunk,
+                                   const struct dskv_select_rows *rows, struct dskv_tensor h, struct dskv_error *error);
+
+/* Steps alternate between two places for what the host gets: `place` is 0 or 1. */
+void dskv_select_fetch(struct dskv_select_state *state, const struct dskv_plan *plan,
+                       const struct dskv_select_chunk *chunk, int place);
+/* When the device has done it all: results[used.n_rows] of the plan where rows are selected, else null. */
+const struct dskv_row_result *dskv_select_results(struct dskv_select_state *state, const struct dskv_plan *plan,
+                                                  int place);
 
 #endif
