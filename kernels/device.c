@@ -141,14 +141,6 @@ void dskv_device_host_free(struct dskv_device *device, void *memory)
         free(memory);
 }
 
-void dskv_device_send(struct dskv_device *device, void *dst, const void *src, size_t bytes)
-{
-    if (bytes && device->table->send)
-        device->table->send(device, dst, src, bytes);
-    else if (bytes)
-        memcpy(dst, src, bytes);
-}
-
 void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes)
 {
     if (bytes && device->table->fetch)

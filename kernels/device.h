@@ -26,6 +26,8 @@ struct dskv_op_table {
     void (*choose)(struct dskv_device *device, const struct dskv_choose *p);
     void (*sample)(struct dskv_device *device, const struct dskv_sample *p);
     void (*kv_copy)(struct dskv_device *device, const struct dskv_kv_copy *p);
+    void (*receive)(struct dskv_device *device, const struct dskv_receive *p);
+    void (*report)(struct dskv_device *device, const struct dskv_report *p);
     void (*kv_gather)(struct dskv_device *device, const struct dskv_kv_dense *p);
     void (*kv_scatter)(struct dskv_device *device, const struct dskv_kv_dense *p);
 };
@@ -53,7 +55,6 @@ struct dskv_device_table {
     /* The queue; all null when operations run as they are called. */
     void *(*host_alloc)(struct dskv_device *device, size_t bytes);
     void (*host_free)(struct dskv_device *device, void *memory);
-    void (*send)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
     void (*fetch)(struct dskv_device *device, void *dst, const void *src, size_t bytes);
     dskv_mark (*mark)(struct dskv_device *device);
     int (*reached)(struct dskv_device *device, dskv_mark mark);

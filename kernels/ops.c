@@ -304,6 +304,24 @@ void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p)
         dskv_trace_bytes(device, "kv_copy", p->copies, (size_t)p->n * sizeof *p->copies);
 }
 
+void dskv_op_receive(struct dskv_device *device, const struct dskv_receive *p)
+{
+    DSKV_ASSERT(p->from.turn && (uintptr_t)p->dst % 16 == 0 && p->bytes % 16 == 0, "receive: %zu bytes to %p", p->bytes,
+                p->dst);
+    if (p->bytes)
+        device->ops->receive(device, p);
+}
+
+void dskv_op_report(struct dskv_device *device, const struct dskv_report *p)
+{
+    DSKV_ASSERT(p->to.turn && p->offset % 4 == 0 && p->n_parts >= 0 && p->n_parts <= DSKV_MAX_REPORT_PARTS,
+                "report: %d parts at %zu", p->n_parts, p->offset);
+    for (int32_t i = 0; i < p->n_parts; i++)
+        DSKV_ASSERT(p->bytes[i] % 4 == 0, "report: part %d has %zu bytes", i, p->bytes[i]);
+    if (p->n_parts || p->passes_turn)
+        device->ops->report(device, p);
+}
+
 static void check_dense(const char *operation, const struct dskv_kv_dense *p)
 {
     check_kv(operation, &p->kv, p->layer);

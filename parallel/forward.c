@@ -31,8 +31,10 @@ struct dskv_forward {
     void *x, *h;              /* [max_tokens, width]: the residual stream; its norm */
     void *wide, *narrow;      /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
     int32_t *kv_head_of_head; /* [n_heads_local] */
-    /* Null where the device reads host memory: the plan there, and what is on its way to it. */
-    struct dskv_plan *device_plan, *sent_plans[2];
+    uint32_t *turn;           /* of the two places for plans, and for reports */
+    /* Null where the device reads host memory: the plan there, and the places that it comes from. */
+    struct dskv_plan *device_plan;
+    struct dskv_turns plans;
     struct under_way steps[2];
     uint32_t n_submitted, n_collected;
 };
@@ -40,15 +42,16 @@ struct dskv_forward {
 /* Sizes of a pass, and all else that its operations depend on but the content of device memory. */
 struct shape {
     struct dskv_plan_sizes capacity; /* says where the plan's sections lie */
-    int32_t rows, n_work;
+    int32_t n_copies, rows, n_work;
     int32_t max_keys; /* of the row that sees most */
-    int32_t has_rows; /* the first chunk is part of the pass */
+    int32_t is_last;  /* there is no second chunk */
     struct dskv_select_chunk chunk;
 };
 
 /* A pass: its shape, and the plan's sections in device memory. */
 struct step {
     struct shape shape;
+    size_t plan_bytes;
     const int32_t *ids, *positions, *slots, *tables;
     const struct dskv_attention_work *work;
     const struct dskv_block_copy *copies;
@@ -92,6 +95,7 @@ static size_t place_buffers(struct dskv_forward *f)
     f->wide = carve(f, &at, rows, larger(qkv, up), element);
     f->narrow = carve(f, &at, rows, larger((int64_t)s->n_heads_local * m->head_dim, s->n_mlp_local), element);
     f->kv_head_of_head = carve(f, &at, 1, s->n_heads_local, sizeof(int32_t));
+    f->turn = carve(f, &at, 1, 1, sizeof *f->turn);
     if (!dskv_device_is_host(f->parts.device)) {
         struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
         f->device_plan = carve(f, &at, 1, (int64_t)dskv_plan_bytes(&largest), 1);
@@ -105,8 +109,9 @@ static int open_queue(struct dskv_forward *f)
     struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
     if (dskv_comm_is_queued(f->parts.comm) && !dskv_device_is_host(f->parts.device))
         f->recorded = dskv_recorded_open(f->parts.device);
+    f->plans.turn = f->turn;
     for (int i = 0; f->device_plan && i < 2; i++)
-        if (!(f->sent_plans[i] = dskv_device_host_alloc(f->parts.device, dskv_plan_bytes(&largest))))
+        if (!(f->plans.places[i] = dskv_device_host_alloc(f->parts.device, dskv_plan_bytes(&largest))))
             return 0;
     return 1;
 }
@@ -134,7 +139,7 @@ enum dskv_exit dskv_forward_open(const struct dskv_forward_parts *parts, struct 
         code = dskv_fail_exit(error, DSKV_EXIT_MEMORY,
                               "no memory for %zu bytes of activations: lower --max-batch-tokens", f->memory_bytes);
     if (!code)
-        code = dskv_select_open(parts, &f->select, error);
+        code = dskv_select_open(parts, f->turn, &f->select, error);
     if (code) {
         dskv_forward_close(&f);
         return code;
@@ -152,7 +157,7 @@ void dskv_forward_close(struct dskv_forward **forward)
     dskv_recorded_close(&f->recorded);
     dskv_select_close(&f->select);
     for (int i = 0; i < 2; i++)
-        dskv_device_host_free(f->parts.device, f->sent_plans[i]);
+        dskv_device_host_free(f->parts.device, f->plans.places[i]);
     if (f->memory)
         dskv_device_free(f->parts.device, f->memory, f->memory_bytes);
     free(f);
@@ -297,18 +302,29 @@ static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *
                         is_last ? f->parts.weights->norm_bias : w[1].norm1_bias, error);
 }
 
-/* The transformer over the step's rows, and the first chunk of what is wanted of them. */
+/* A step but for its further chunks: the plan comes in, blocks are copied, the transformer runs over the rows, the
+ * first chunk of what is wanted of them is computed and reported. */
 static enum dskv_exit pass(const struct dskv_forward *f, const struct step *step, struct dskv_error *error)
 {
-    enum dskv_exit code = embed(f, step, error);
-    for (int32_t layer = 0; !code && layer < f->parts.model->n_layers; layer++) {
+    const struct shape *shape = &step->shape;
+    struct dskv_receive receive = {f->plans, f->device_plan, step->plan_bytes};
+    struct dskv_kv_copy copy = {f->parts.kv, step->copies, shape->n_copies};
+    enum dskv_exit code = DSKV_EXIT_OK;
+    if (f->device_plan)
+        dskv_op_receive(f->parts.device, &receive);
+    dskv_op_kv_copy(f->parts.device, &copy);
+    if (shape->rows)
+        code = embed(f, step, error);
+    for (int32_t layer = 0; shape->rows && !code && layer < f->parts.model->n_layers; layer++) {
         code = attention_part(f, step, layer, error);
         if (!code)
             code = mlp_part(f, step, layer, error);
     }
-    if (!code && step->shape.has_rows)
-        code = dskv_select_compute(f->select, &step->shape.chunk, &step->rows,
-                                   buffer(f, f->h, step->shape.rows, f->parts.model->width), error);
+    if (!code && shape->chunk.n_rows)
+        code = dskv_select_compute(f->select, &shape->chunk, &step->rows,
+                                   buffer(f, f->h, shape->rows, f->parts.model->width), error);
+    if (!code)
+        dskv_select_report(f->select, &shape->chunk, shape->is_last);
     return code;
 }
 
@@ -330,12 +346,12 @@ static struct shape shape_of(const struct dskv_forward *f, const struct dskv_pla
     struct shape shape;
     memset(&shape, 0, sizeof shape); /* a key is compared as bytes */
     shape.capacity = plan->capacity;
+    shape.n_copies = plan->used.n_copies;
     shape.rows = plan->used.n_tokens;
     shape.n_work = plan->used.n_work;
     shape.max_keys = count_max_keys(plan);
-    shape.has_rows = plan->used.n_rows > 0;
-    if (shape.has_rows)
-        shape.chunk = dskv_select_chunk_at(f->select, plan, 0);
+    shape.chunk = dskv_select_chunk_at(f->select, plan, 0);
+    shape.is_last = plan->used.n_rows <= dskv_select_chunk_rows(f->select);
     if (!f->recorded)
         return shape;
     int32_t rows = dskv_recorded_size(shape.rows), keys = DSKV_KEY_PIECE;
@@ -346,14 +362,12 @@ static struct shape shape_of(const struct dskv_forward *f, const struct dskv_pla
     return shape;
 }
 
-/* The plan where the device reads it: in place, or in one copy. */
+/* The plan where the device will read it: in place, or where the step begins with receiving it. */
 static const struct dskv_plan *place_plan(const struct dskv_forward *f, const struct dskv_plan *plan)
 {
     if (!f->device_plan)
         return plan;
-    struct dskv_plan *sent = f->sent_plans[f->n_submitted % 2];
-    memcpy(sent, plan, plan->bytes);
-    dskv_device_send(f->parts.device, f->device_plan, sent, plan->bytes);
+    memcpy(f->plans.places[f->n_submitted % 2], plan, plan->bytes);
     return f->device_plan;
 }
 
@@ -386,35 +400,42 @@ static enum dskv_exit queue_pass(struct dskv_forward *f, const struct step *step
     return DSKV_EXIT_OK;
 }
 
+/* What is wanted of rows beyond the first chunk, and rows that are wanted whole. */
+static enum dskv_exit queue_further(const struct dskv_forward *f, const struct dskv_plan *plan, const struct step *step,
+                                    struct dskv_error *error)
+{
+    struct dskv_tensor h = buffer(f, f->h, step->shape.rows, f->parts.model->width);
+    int32_t chunk_rows = dskv_select_chunk_rows(f->select);
+    dskv_select_fetch(f->select, plan, &step->shape.chunk);
+    for (int32_t first = chunk_rows; first < plan->used.n_rows; first += chunk_rows) {
+        struct dskv_select_chunk chunk = dskv_select_chunk_at(f->select, plan, first);
+        enum dskv_exit code = dskv_select_compute(f->select, &chunk, &step->rows, h, error);
+        if (code)
+            return code;
+        dskv_select_report(f->select, &chunk, first + chunk_rows >= plan->used.n_rows);
+        dskv_select_fetch(f->select, plan, &chunk);
+    }
+    return DSKV_EXIT_OK;
+}
+
 enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_plan *plan, struct dskv_error *error)
 {
     DSKV_ASSERT(f->n_submitted - f->n_collected < 2, "%u steps are under way", f->n_submitted - f->n_collected);
     const struct dskv_plan *device_plan = place_plan(f, plan);
     const struct step step = {.shape = shape_of(f, plan),
+                              .plan_bytes = plan->bytes,
                               .ids = section_at(device_plan, plan, DSKV_PLAN_IDS),
                               .positions = section_at(device_plan, plan, DSKV_PLAN_POSITIONS),
                               .slots = section_at(device_plan, plan, DSKV_PLAN_SLOTS),
                               .tables = section_at(device_plan, plan, DSKV_PLAN_TABLES),
                               .work = section_at(device_plan, plan, DSKV_PLAN_WORK),
+                              .copies = section_at(device_plan, plan, DSKV_PLAN_COPIES),
                               .rows = {.tokens = section_at(device_plan, plan, DSKV_PLAN_ROW_TOKENS),
                                        .targets = section_at(device_plan, plan, DSKV_PLAN_ROW_TARGETS),
                                        .sampling = section_at(device_plan, plan, DSKV_PLAN_SAMPLING)}};
-    struct dskv_tensor h = buffer(f, f->h, step.shape.rows, f->parts.model->width);
-    int place = f->n_submitted % 2;
-    enum dskv_exit code = DSKV_EXIT_OK;
-    if (plan->used.n_copies) {
-        struct dskv_kv_copy copy = {f->parts.kv, section_at(device_plan, plan, DSKV_PLAN_COPIES), plan->used.n_copies};
-        dskv_op_kv_copy(f->parts.device, &copy);
-    }
-    if (step.shape.rows)
-        code = queue_pass(f, &step, error);
-    for (int32_t first = 0; !code && first < plan->used.n_rows; first += dskv_select_chunk_rows(f->select)) {
-        struct dskv_select_chunk chunk = first ? dskv_select_chunk_at(f->select, plan, first) : step.shape.chunk;
-        if (first)
-            code = dskv_select_compute(f->select, &chunk, &step.rows, h, error);
-        if (!code)
-            dskv_select_fetch(f->select, plan, &chunk, place);
-    }
+    enum dskv_exit code = queue_pass(f, &step, error);
+    if (!code)
+        code = queue_further(f, plan, &step, error);
     f->steps[f->n_submitted++ % 2] = (struct under_way){plan, dskv_device_mark(f->parts.device)};
     return code;
 }

@@ -8,7 +8,7 @@
 
 #include "kernels/ops.h"
 
-#define DSKV_RECORDED_KEY_BYTES 56
+#define DSKV_RECORDED_KEY_BYTES 60
 
 struct dskv_recorded;
 

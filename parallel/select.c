@@ -11,28 +11,21 @@
 #define CHUNK_MIN_ROWS 8
 #define CHUNK_MAX_ROWS 64
 
-/* What the host gets of a step. */
-struct place {
-    char *words;    /* of each chunk in turn [n_ranks][word]: what the shards say */
-    int32_t *drawn; /* [max_tokens] */
-    float *logits;  /* [max_logit_rows, vocab] */
-};
-
 struct dskv_select_state {
     struct dskv_forward_parts parts;
     int32_t chunk_rows;
     void *memory; /* device: all buffers of the first group, one allocation */
     size_t memory_bytes;
-    void *hidden;      /* activation [chunk_rows, width] */
-    int32_t *drawn;    /* [max_tokens], until the next step's rows are chosen */
-    float *full;       /* [chunk_rows, vocab]: whole rows, gathered from several shards */
-    int32_t *in_order; /* [chunk_rows]: 0, 1, 2 ... */
-    void *scratch;     /* of dskv_op_sample */
-    int selects;       /* this rank chooses and draws; the rest is null elsewhere */
-    size_t words_bytes;
-    struct place places[2];
-    size_t words_used;               /* of the step that is being fetched */
-    int32_t n_logits;                /* rows that it wants whole, so far */
+    void *hidden;              /* activation [chunk_rows, width] */
+    int32_t *drawn;            /* [max_tokens], until the next step's rows are chosen */
+    float *full;               /* [chunk_rows, vocab]: whole rows, gathered from several shards */
+    int32_t *in_order;         /* [chunk_rows]: 0, 1, 2 ... */
+    void *scratch;             /* of dskv_op_sample */
+    int selects;               /* this rank chooses and draws; the rest is null elsewhere */
+    struct dskv_turns reports; /* of each chunk in turn: every shard's word, and the tokens that were drawn */
+    size_t reported;           /* bytes of the step that is being queued */
+    float *logits;             /* host [max_logit_rows, vocab]: rows of the last step that wanted whole ones */
+    int32_t n_logits;
     struct dskv_row_result *results; /* [max_tokens] */
     int32_t *topk_ids;               /* [max_tokens, DSKV_MAX_TOPK] */
     float *topk_logprobs;            /* [max_tokens, DSKV_MAX_TOPK] */
@@ -128,32 +121,32 @@ static void fill_in_order(const struct dskv_select_state *s)
         dskv_device_upload(s->parts.device, s->in_order, order, (size_t)s->chunk_rows * sizeof *order);
 }
 
-static int alloc_place(const struct dskv_select_state *s, struct place *place)
+/* What a chunk reports. */
+static size_t report_bytes(const struct dskv_select_state *s, int32_t n_rows, int32_t k)
 {
-    struct dskv_device *device = s->parts.device;
-    size_t logits = (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab;
-    place->words = dskv_device_host_alloc(device, s->words_bytes);
-    place->drawn = dskv_device_host_alloc(device, (size_t)s->parts.bounds.max_tokens * sizeof *place->drawn);
-    place->logits = dskv_device_host_alloc(device, logits * sizeof *place->logits);
-    return place->words && place->drawn && place->logits;
+    return (size_t)s->parts.shard->n_ranks * slot_layout(n_rows, k).logits + (size_t)n_rows * sizeof(int32_t);
 }
 
 static int alloc_results(struct dskv_select_state *s)
 {
     size_t rows = (size_t)s->parts.bounds.max_tokens, n_chunks = rows / (size_t)s->chunk_rows + 1;
-    s->words_bytes = n_chunks * (size_t)s->parts.shard->n_ranks * slot_layout(s->chunk_rows, DSKV_MAX_TOPK).logits;
+    size_t bytes = n_chunks * report_bytes(s, s->chunk_rows, DSKV_MAX_TOPK);
+    size_t logits = (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab;
+    for (int i = 0; i < 2; i++)
+        s->reports.places[i] = dskv_device_host_alloc(s->parts.device, bytes);
+    s->logits = dskv_device_host_alloc(s->parts.device, logits * sizeof *s->logits);
     s->results = calloc(rows, sizeof *s->results);
     s->topk_ids = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_ids);
     s->topk_logprobs = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_logprobs);
-    return s->results && s->topk_ids && s->topk_logprobs && alloc_place(s, &s->places[0]) &&
-           alloc_place(s, &s->places[1]);
+    return s->reports.places[0] && s->reports.places[1] && s->logits && s->results && s->topk_ids && s->topk_logprobs;
 }
 
-enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct dskv_select_state **state,
-                                struct dskv_error *error)
+enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, uint32_t *turn,
+                                struct dskv_select_state **state, struct dskv_error *error)
 {
     struct dskv_select_state *s = dskv_calloc(1, sizeof *s);
     s->parts = *parts;
+    s->reports.turn = turn;
     s->chunk_rows = chunk_rows_of(parts->model, parts->device, parts->shard->n_ranks, parts->bounds.max_tokens);
     s->selects = parts->shard->rank == 0 || parts->every_rank_selects;
     s->memory_bytes = place_buffers(s);
@@ -175,11 +168,9 @@ void dskv_select_close(struct dskv_select_state **state)
         return;
     if (s->memory)
         dskv_device_free(s->parts.device, s->memory, s->memory_bytes);
-    for (int i = 0; i < 2; i++) {
-        dskv_device_host_free(s->parts.device, s->places[i].words);
-        dskv_device_host_free(s->parts.device, s->places[i].drawn);
-        dskv_device_host_free(s->parts.device, s->places[i].logits);
-    }
+    for (int i = 0; i < 2; i++)
+        dskv_device_host_free(s->parts.device, s->reports.places[i]);
+    dskv_device_host_free(s->parts.device, s->logits);
     free(s->results);
     free(s->topk_ids);
     free(s->topk_logprobs);
@@ -295,75 +286,76 @@ enum dskv_exit dskv_select_compute(struct dskv_select_state *s, const struct dsk
 
 /* ---- its results -------------------------------------------------------------------------------- */
 
-static void fetch_logits(struct dskv_select_state *s, const struct dskv_plan *plan, const struct dskv_select_chunk *c,
-                         const struct place *place)
+void dskv_select_report(struct dskv_select_state *s, const struct dskv_select_chunk *c, int is_last)
 {
-    struct dskv_tensor whole = whole_rows(s, c);
+    struct dskv_report report = {.to = s->reports, .passes_turn = is_last};
+    if (c->first == 0)
+        s->reported = 0;
+    report.offset = s->reported;
+    for (int32_t r = 0; s->selects && c->n_rows && r < s->parts.shard->n_ranks; r++) {
+        report.parts[report.n_parts] = s->slots[r];
+        report.bytes[report.n_parts++] = slot_layout(c->n_rows, c->k).logits;
+    }
+    if (report.n_parts) {
+        report.parts[report.n_parts] = s->drawn + c->first;
+        report.bytes[report.n_parts++] = (size_t)c->n_rows * sizeof *s->drawn;
+        s->reported += report_bytes(s, c->n_rows, c->k);
+    }
+    dskv_op_report(s->parts.device, &report);
+}
+
+void dskv_select_fetch(struct dskv_select_state *s, const struct dskv_plan *plan, const struct dskv_select_chunk *c)
+{
     size_t vocab = (size_t)s->parts.model->vocab;
-    for (int32_t r = 0; r < c->n_rows && c->first + r < plan->used.n_rows; r++) {
+    if (c->first == 0)
+        s->n_logits = 0;
+    for (int32_t r = 0; s->selects && r < c->n_rows && c->first + r < plan->used.n_rows; r++) {
         if (!(dskv_plan_rows(plan)[c->first + r].want & DSKV_ROW_LOGITS))
             continue;
+        struct dskv_tensor whole = whole_rows(s, c);
         DSKV_ASSERT(s->n_logits < s->parts.max_logit_rows, "%d rows of logits", (int)s->parts.max_logit_rows);
-        dskv_device_fetch(s->parts.device, place->logits + (size_t)s->n_logits++ * vocab,
+        dskv_device_fetch(s->parts.device, s->logits + (size_t)s->n_logits++ * vocab,
                           (const float *)whole.data + r * whole.stride, vocab * sizeof(float));
     }
 }
 
-void dskv_select_fetch(struct dskv_select_state *s, const struct dskv_plan *plan, const struct dskv_select_chunk *c,
-                       int which)
-{
-    const struct place *place = &s->places[which];
-    struct dskv_device *device = s->parts.device;
-    size_t word = slot_layout(c->n_rows, c->k).logits;
-    if (!s->selects)
-        return;
-    if (c->first == 0)
-        s->words_used = 0, s->n_logits = 0;
-    for (int32_t r = 0; r < s->parts.shard->n_ranks; r++, s->words_used += word)
-        dskv_device_fetch(device, place->words + s->words_used, s->slots[r], word);
-    dskv_device_fetch(device, place->drawn + c->first, s->drawn + c->first, (size_t)c->n_rows * sizeof *s->drawn);
-    if (c->is_whole)
-        fetch_logits(s, plan, c, place);
-}
-
-/* words: [n_ranks][word of c], as fetched. */
+/* report: what the chunk reported. */
 static void merge_chunk(struct dskv_select_state *s, const struct dskv_plan *plan, const struct dskv_select_chunk *c,
-                        const char *words)
+                        const char *report)
 {
     struct dskv_shard_rows shards[DSKV_MAX_RANKS];
     int32_t n_ranks = s->parts.shard->n_ranks;
     struct slot_layout layout = slot_layout(c->n_rows, c->k);
-    for (int32_t r = 0; r < n_ranks; r++, words += layout.logits)
-        shards[r] = (struct dskv_shard_rows){.stats = (const struct dskv_row_stats *)words,
-                                             .top_values = (const float *)(words + layout.top_values),
-                                             .top_ids = (const int32_t *)(words + layout.top_ids)};
+    for (int32_t r = 0; r < n_ranks; r++, report += layout.logits)
+        shards[r] = (struct dskv_shard_rows){.stats = (const struct dskv_row_stats *)report,
+                                             .top_values = (const float *)(report + layout.top_values),
+                                             .top_ids = (const int32_t *)(report + layout.top_ids)};
+    const int32_t *drawn = (const int32_t *)report;
     for (int32_t r = 0; r < c->n_rows && c->first + r < plan->used.n_rows; r++) {
+        const struct dskv_plan_row *wanted = &dskv_plan_rows(plan)[c->first + r];
+        struct dskv_row_result *result = &s->results[c->first + r];
         size_t top = (size_t)(c->first + r) * DSKV_MAX_TOPK;
-        dskv_merge_row(shards, n_ranks, r, c->k, &dskv_plan_rows(plan)[c->first + r], s->topk_ids + top,
-                       s->topk_logprobs + top, &s->results[c->first + r]);
+        dskv_merge_row(shards, n_ranks, r, c->k, wanted, s->topk_ids + top, s->topk_logprobs + top, result);
+        if (wanted->want & DSKV_ROW_SAMPLE)
+            result->sampled = drawn[r];
     }
 }
 
-const struct dskv_row_result *dskv_select_results(struct dskv_select_state *s, const struct dskv_plan *plan, int which)
+const struct dskv_row_result *dskv_select_results(struct dskv_select_state *s, const struct dskv_plan *plan, int place)
 {
-    const struct place *place = &s->places[which];
-    const char *words = place->words;
-    const float *logits = place->logits;
+    const char *report = s->reports.places[place];
+    const float *logits = s->logits;
     if (!s->selects)
         return NULL;
     for (int32_t first = 0; first < plan->used.n_rows; first += s->chunk_rows) {
         struct dskv_select_chunk c = dskv_select_chunk_at(s, plan, first);
-        merge_chunk(s, plan, &c, words);
-        words += (size_t)s->parts.shard->n_ranks * slot_layout(c.n_rows, c.k).logits;
+        merge_chunk(s, plan, &c, report);
+        report += report_bytes(s, c.n_rows, c.k);
     }
-    for (int32_t r = 0; r < plan->used.n_rows; r++) {
-        uint32_t want = dskv_plan_rows(plan)[r].want;
-        if (want & DSKV_ROW_SAMPLE)
-            s->results[r].sampled = place->drawn[r];
-        if (want & DSKV_ROW_LOGITS) {
+    for (int32_t r = 0; r < plan->used.n_rows; r++)
+        if (dskv_plan_rows(plan)[r].want & DSKV_ROW_LOGITS) {
             s->results[r].logits = logits;
             logits += s->parts.model->vocab;
         }
-    }
     return s->results;
 }

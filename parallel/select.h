@@ -2,10 +2,10 @@
  * row, the tokens that are chosen.  Works through the rows in chunks, so that its memory does not grow with their
  * number.
  *
- * A chunk is computed (queued on the device; can be recorded), then fetched (queued copies to the host); when the
- * device has done both, the rows are merged in rank order.  Ids travel to rank 0 in a few bytes per row; whole rows are
- * gathered only for those who want logits or a drawn token.  Chosen and drawn tokens stay on the device for the next
- * step.
+ * A chunk is computed and reported to the host (both queued on the device, and can be recorded); whole rows that are
+ * wanted are fetched.  When the device has done all that, the rows are merged in rank order.  Ids travel to rank 0 in a
+ * few bytes per row; whole rows are gathered only for those who want logits or a drawn token.  Chosen and drawn tokens
+ * stay on the device for the next step.
  */
 #ifndef DSKV_PARALLEL_SELECT_H
 #define DSKV_PARALLEL_SELECT_H
@@ -16,9 +16,9 @@ struct dskv_select_state;
 
 size_t dskv_select_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
                               int32_t max_tokens);
-/* DSKV_EXIT_MEMORY. */
-enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct dskv_select_state **state,
-                                struct dskv_error *error);
+/* turn: whose the places that steps report to are (struct dskv_turns).  DSKV_EXIT_MEMORY. */
+enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, uint32_t *turn,
+                                struct dskv_select_state **state, struct dskv_error *error);
 void dskv_select_close(struct dskv_select_state **state);
 
 /* Rows of a chunk. */
@@ -46,10 +46,15 @@ struct dskv_select_rows {
 enum dskv_exit dskv_select_compute(struct dskv_select_state *state, const struct dskv_select_chunk *chunk,
                                    const struct dskv_select_rows *rows, struct dskv_tensor h, struct dskv_error *error);
 
-/* Steps alternate between two places for what the host gets: `place` is 0 or 1. */
+/* Tells the host of the chunk.  Every step reports, in the order of its chunks; one without rows reports an empty
+ * chunk.
+ */
+void dskv_select_report(struct dskv_select_state *state, const struct dskv_select_chunk *chunk, int is_last);
+/* Queues the copies of whole rows that are wanted: right after the chunk's report, before the next is computed. */
 void dskv_select_fetch(struct dskv_select_state *state, const struct dskv_plan *plan,
-                       const struct dskv_select_chunk *chunk, int place);
-/* When the device has done it all: results[used.n_rows] of the plan where rows are selected, else null. */
+                       const struct dskv_select_chunk *chunk);
+/* When the device has done it all: results[used.n_rows] of the plan where rows are selected, else null.  place: 0 for
+ * the first step, then 1, 0 ... */
 const struct dskv_row_result *dskv_select_results(struct dskv_select_state *state, const struct dskv_plan *plan,
                                                   int place);
 

@@ -18,6 +18,7 @@
 #ifndef DSKV_KERNELS_OPS_H
 #define DSKV_KERNELS_OPS_H
 
+#include "base/limits.h"
 #include "base/status.h"
 #include "kernels/tensor.h"
 
@@ -71,10 +72,8 @@ int dskv_device_is_host(const struct dskv_device *device);
 /* Zeroed host memory that the device can reach by itself, 64-byte aligned; null when there is none left. */
 void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes);
 void dskv_device_host_free(struct dskv_device *device, void *memory);
-/* Queued copies between device memory and memory of dskv_device_host_alloc, which both leave alone until they are done.
- */
-void dskv_device_send(struct dskv_device *device, void *dst, const void *src, size_t bytes);  /* host -> device */
-void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes); /* device -> host */
+/* A queued copy from device memory to memory of dskv_device_host_alloc, which both leave alone until it is done. */
+void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes);
 
 /* A point in the queue: everything that was queued before it.  At most DSKV_MAX_MARKS are waited for at a time. */
 #define DSKV_MAX_MARKS 8
@@ -85,8 +84,8 @@ int dskv_device_reached(struct dskv_device *device, dskv_mark mark);
 /* Waits until all before the mark is done; DSKV_INTERNAL with the device's first error, if it has had one. */
 enum dskv_code dskv_device_wait(struct dskv_device *device, dskv_mark mark, struct dskv_error *error);
 
-/* A recording: operations, sends and fetches that were called once and are queued again as one, with the parameters
- * and addresses that they had.  What they read from device memory may change in between. */
+/* A recording: operations and fetches that were called once and are queued again as one, with the parameters and
+ * addresses that they had.  What they read from device memory may change in between. */
 struct dskv_recording;
 /* From here on calls are recorded and not queued, until dskv_device_record_end; sync, mark, wait and what completes
  * when it returns must not be called.  0, and nothing changes, when the device has no queue to save. */
@@ -313,6 +312,33 @@ struct dskv_kv_copy {
     int32_t n;
 };
 void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
+
+/* Two places in host memory (of dskv_device_host_alloc) that take turns: the host fills or reads one while the device
+ * works with the other.  Whose turn it is is counted on the device, so that a recording serves both. */
+struct dskv_turns {
+    void *places[2];
+    uint32_t *turn; /* device; starts at 0: places[*turn % 2] */
+};
+/* dst = the first bytes (a multiple of 16, dst 16-byte aligned) of the place whose turn it is. */
+struct dskv_receive {
+    struct dskv_turns from;
+    void *dst; /* device */
+    size_t bytes;
+};
+void dskv_op_receive(struct dskv_device *device, const struct dskv_receive *p);
+
+/* The parts, one after the other, to the place whose turn it is, from `offset` on; then, if asked for, the turn passes.
+ */
+#define DSKV_MAX_REPORT_PARTS (DSKV_MAX_RANKS + 1)
+struct dskv_report {
+    struct dskv_turns to;
+    size_t offset;
+    const void *parts[DSKV_MAX_REPORT_PARTS]; /* device */
+    size_t bytes[DSKV_MAX_REPORT_PARTS];      /* multiples of 4; all together below 2^31 */
+    int32_t n_parts;                          /* may be 0 */
+    int32_t passes_turn;
+};
+void dskv_op_report(struct dskv_device *device, const struct dskv_report *p);
 
 /* Pool <-> a dense host-visible buffer: head h of `heads` (local indices), tokens [start, stop) of the block table,
  * keys or values of one layer.  dense: [n_heads, stop - start, head_dim] in the pool's dtype, device memory. */

@@ -26,6 +26,8 @@
 #define dskv_cpu_choose DSKV_NAME(dskv_cpu_choose)
 #define dskv_cpu_sample DSKV_NAME(dskv_cpu_sample)
 #define dskv_cpu_kv_copy DSKV_NAME(dskv_cpu_kv_copy)
+#define dskv_cpu_receive DSKV_NAME(dskv_cpu_receive)
+#define dskv_cpu_report DSKV_NAME(dskv_cpu_report)
 #define dskv_cpu_kv_gather DSKV_NAME(dskv_cpu_kv_gather)
 #define dskv_cpu_kv_scatter DSKV_NAME(dskv_cpu_kv_scatter)
 
@@ -45,6 +47,8 @@ void dskv_cpu_select(struct dskv_device *device, const struct dskv_select *p);
 void dskv_cpu_choose(struct dskv_device *device, const struct dskv_choose *p);
 void dskv_cpu_sample(struct dskv_device *device, const struct dskv_sample *p);
 void dskv_cpu_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
+void dskv_cpu_receive(struct dskv_device *device, const struct dskv_receive *p);
+void dskv_cpu_report(struct dskv_device *device, const struct dskv_report *p);
 void dskv_cpu_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);
 void dskv_cpu_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p);
 

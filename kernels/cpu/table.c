@@ -16,6 +16,8 @@ const struct dskv_op_table dskv_cpu_ops = {
     .choose = dskv_cpu_choose,
     .sample = dskv_cpu_sample,
     .kv_copy = dskv_cpu_kv_copy,
+    .receive = dskv_cpu_receive,
+    .report = dskv_cpu_report,
     .kv_gather = dskv_cpu_kv_gather,
     .kv_scatter = dskv_cpu_kv_scatter,
 };

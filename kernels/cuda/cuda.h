@@ -74,6 +74,8 @@ void dskv_cuda_select(struct dskv_device *device, const struct dskv_select *p);
 void dskv_cuda_choose(struct dskv_device *device, const struct dskv_choose *p);
 void dskv_cuda_sample(struct dskv_device *device, const struct dskv_sample *p);
 void dskv_cuda_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
+void dskv_cuda_receive(struct dskv_device *device, const struct dskv_receive *p);
+void dskv_cuda_report(struct dskv_device *device, const struct dskv_report *p);
 void dskv_cuda_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);
 void dskv_cuda_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p);
 

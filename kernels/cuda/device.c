@@ -96,12 +96,6 @@ static void cuda_host_free(struct dskv_device *device, void *memory)
     dskv_cuda_note(dskv_cuda_of(device), cudaFreeHost(memory), "freeing memory");
 }
 
-static void cuda_send(struct dskv_device *device, void *dst, const void *src, size_t bytes)
-{
-    struct dskv_cuda *cuda = dskv_cuda_of(device);
-    dskv_cuda_note(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda->stream), "sending");
-}
-
 static void cuda_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
@@ -239,7 +233,6 @@ static const struct dskv_device_table cuda_table = {
     .read = dskv_cuda_read,
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
-    .send = cuda_send,
     .fetch = cuda_fetch,
     .mark = cuda_mark,
     .reached = cuda_reached,
@@ -265,6 +258,8 @@ static const struct dskv_op_table cuda_ops = {
     .choose = dskv_cuda_choose,
     .sample = dskv_cuda_sample,
     .kv_copy = dskv_cuda_kv_copy,
+    .receive = dskv_cuda_receive,
+    .report = dskv_cuda_report,
     .kv_gather = dskv_cuda_kv_gather,
     .kv_scatter = dskv_cuda_kv_scatter,
 };

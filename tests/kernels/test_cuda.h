@@ -34,6 +34,7 @@ void test_cuda_open(const char *kind);
 void test_cuda_close(void);
 
 /* Each file's tests. */
-extern const struct dskv_test test_cuda_rows[], test_cuda_matmul[], test_cuda_attention[], test_cuda_choice[];
+extern const struct dskv_test test_cuda_rows[], test_cuda_matmul[], test_cuda_attention[], test_cuda_choice[],
+    test_cuda_queue[];
 
 #endif

@@ -1,0 +1,54 @@
+/* Operations between the device and two places in host memory that take turns.  The device reads and writes host memory
+ * by itself: a copy engine's start and end would cost a decode step several microseconds more.
+ */
+#include "cuda/common.cuh"
+
+enum { TURN_THREADS = 512 };
+
+/* Grid: 16 bytes a thread. */
+__global__ void receive_kernel(struct dskv_turns from, uint4 *dst, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * TURN_THREADS + threadIdx.x;
+    if (i < n)
+        dst[i] = ((const uint4 *)from.places[*from.turn % 2])[i];
+}
+
+extern "C" void dskv_cuda_receive(struct dskv_device *device, const struct dskv_receive *p)
+{
+    int64_t n = (int64_t)(p->bytes / sizeof(uint4));
+    receive_kernel<<<blocks_for(n, TURN_THREADS), TURN_THREADS, 0, dskv_cuda_of(device)->stream>>>(p->from,
+                                                                                                   (uint4 *)p->dst, n);
+    launched(device, "receive");
+}
+
+struct report_parts {
+    const uint32_t *data[DSKV_MAX_REPORT_PARTS];
+    int end[DSKV_MAX_REPORT_PARTS]; /* words up to the part's end */
+    int n;
+};
+
+/* One block: a report is short, and the turn passes after all of it. */
+__global__ void __launch_bounds__(TURN_THREADS)
+    report_kernel(struct dskv_turns to, int64_t offset, const report_parts parts, int passes_turn)
+{
+    uint32_t turn = *to.turn, *place = (uint32_t *)to.places[turn % 2] + offset;
+    for (int i = 0, first = 0; i < parts.n; first = parts.end[i++])
+        for (int word = first + (int)threadIdx.x; word < parts.end[i]; word += TURN_THREADS)
+            place[word] = parts.data[i][word - first];
+    __syncthreads();
+    if (threadIdx.x == 0 && passes_turn)
+        *to.turn = turn + 1;
+}
+
+extern "C" void dskv_cuda_report(struct dskv_device *device, const struct dskv_report *p)
+{
+    report_parts parts = {};
+    parts.n = p->n_parts;
+    for (int i = 0, end = 0; i < p->n_parts; i++) {
+        parts.data[i] = (const uint32_t *)p->parts[i];
+        parts.end[i] = end += (int)(p->bytes[i] / 4);
+    }
+    report_kernel<<<1, TURN_THREADS, 0, dskv_cuda_of(device)->stream>>>(p->to, (int64_t)(p->offset / 4), parts,
+                                                                        p->passes_turn);
+    launched(device, "report");
+}
