@@ -98,6 +98,7 @@ template <typename T, typename K> __global__ void walk_kernel(attention_grid g, 
         head = (int)blockIdx.y * WARPS + warp;
     const int32_t *table;
     int last;
+    follow_previous();
     if (head >= g.n_heads || !find_row(g, row, &table, &last))
         return;
     load_query(queries[warp], q + row * g.q_stride + (int64_t)head * g.kv.head_dim, g.kv.head_dim, lane);
@@ -121,6 +122,7 @@ template <typename T, typename K> __global__ void pieces_kernel(attention_grid g
     int piece = (int)blockIdx.z * WARPS + warp;
     const int32_t *table;
     int last;
+    follow_previous();
     if (!find_row(g, row, &table, &last) || piece * DSKV_KEY_PIECE > last)
         return;
     load_query(queries[warp], q + row * g.q_stride + (int64_t)head * g.kv.head_dim, g.kv.head_dim, lane);
@@ -144,6 +146,7 @@ template <typename T> __global__ void merge_kernel(attention_grid g, const float
         head = (int)blockIdx.y * WARPS + warp;
     const int32_t *table;
     int last;
+    follow_previous();
     if (head >= g.n_heads || !find_row(g, row, &table, &last))
         return;
     piece_state all, piece;
@@ -160,25 +163,25 @@ template <typename T> __global__ void merge_kernel(attention_grid g, const float
 }
 
 template <typename T, typename K>
-static void launch_generic(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g)
+static void launch_generic(struct dskv_device *device, const struct dskv_attention *p, const attention_grid &g)
 {
     unsigned rows = (unsigned)p->q.rows, heads = (unsigned)g.n_heads;
-    float *scratch = dskv_cuda_scratch(cuda);
+    float *scratch = dskv_cuda_scratch(dskv_cuda_of(device));
     size_t needed = (size_t)rows * heads * (size_t)g.n_pieces * SCRATCH_FLOATS * sizeof(float);
-    if (g.n_pieces > 1 && needed <= dskv_cuda_scratch_bytes(cuda)) {
-        pieces_kernel<T, K><<<dim3(rows, heads, blocks_for(g.n_pieces, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
-            g, (const T *)p->q.data, scratch);
-        merge_kernel<T>
-            <<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(g, scratch, (T *)p->out.data);
+    dim3 block(32 * WARPS), head_groups(rows, blocks_for(heads, WARPS));
+    if (g.n_pieces > 1 && needed <= dskv_cuda_scratch_bytes(dskv_cuda_of(device))) {
+        queue_kernel(device, "attention", pieces_kernel<T, K>, dim3(rows, heads, blocks_for(g.n_pieces, WARPS)), block,
+                     0, g, (const T *)p->q.data, scratch);
+        queue_kernel(device, "attention", merge_kernel<T>, head_groups, block, 0, g, (const float *)scratch,
+                     (T *)p->out.data);
     } else {
-        walk_kernel<T, K><<<dim3(rows, blocks_for(heads, WARPS)), 32 * WARPS, 0, cuda->stream>>>(
-            g, (const T *)p->q.data, (T *)p->out.data);
+        queue_kernel(device, "attention", walk_kernel<T, K>, head_groups, block, 0, g, (const T *)p->q.data,
+                     (T *)p->out.data);
     }
 }
 
 extern "C" void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p)
 {
-    struct dskv_cuda *cuda = dskv_cuda_of(device);
     attention_grid g = {kv_layer_of(&p->kv, p->layer),
                         p->scale,
                         p->n_heads_local,
@@ -189,9 +192,8 @@ extern "C" void dskv_cuda_attention(struct dskv_device *device, const struct dsk
                         p->q.stride,
                         p->out.stride,
                         (p->max_keys + DSKV_KEY_PIECE - 1) / DSKV_KEY_PIECE};
-    if (!attention_with_tensor_instructions(cuda, p, g))
+    if (!attention_with_tensor_instructions(device, p, g))
         with_dtype(p->q.dtype, [&](auto t) {
-            with_dtype(p->kv.dtype, [&](auto e) { launch_generic<decltype(t), decltype(e)>(cuda, p, g); });
+            with_dtype(p->kv.dtype, [&](auto e) { launch_generic<decltype(t), decltype(e)>(device, p, g); });
         });
-    launched(device, "attention");
 }

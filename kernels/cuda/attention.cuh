@@ -17,13 +17,13 @@ struct attention_grid { /* what all kernels need, by value */
     int n_pieces; /* of the longest row; 0: not known */
 };
 
-/* The work of a row: its block table and its last key. */
+/* The work of a row: its block table and its last key; false for a row of no run, which is left alone. */
 static __device__ __forceinline__ bool find_row(const attention_grid &g, int row, const int32_t **table, int *last)
 {
-    int low = 0, high = g.n_work - 1; /* runs are ascending and cover the rows */
+    int low = 0, high = g.n_work - 1; /* runs are ascending, empty ones are last */
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if (g.work[middle].first <= row)
+        if (g.work[middle].n_tokens > 0 && g.work[middle].first <= row)
             low = middle;
         else
             high = middle - 1;
@@ -35,6 +35,7 @@ static __device__ __forceinline__ bool find_row(const attention_grid &g, int row
 }
 
 /* Queues the operation and says so, or leaves it to the generic form. */
-int attention_with_tensor_instructions(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
+int attention_with_tensor_instructions(struct dskv_device *device, const struct dskv_attention *p,
+                                       const attention_grid &g);
 
 #endif

@@ -32,7 +32,10 @@ __global__ void __launch_bounds__((D + 31) / 32 * 32)
 {
     int lane = (int)threadIdx.x % 32, d = (int)threadIdx.x, head = (int)blockIdx.x, row = (int)blockIdx.y, last;
     const int32_t *table;
-    if (!find_row(g, row, &table, &last))
+    let_next_begin();
+    bool exists = find_row(g, row, &table, &last);
+    wait_for_previous();
+    if (!exists)
         return;
     int n = last / KEYS + 1;
     const float *pieces = piece_place<D>((float *)scratch, g, row, head, 0);
@@ -168,156 +171,211 @@ template <typename T> __device__ __forceinline__ bool are_pairs_aligned(const T 
     return (size_t)rows % 4 == 0 && stride % 2 == 0;
 }
 
-/* The pieces of a tile that a block takes. */
-struct piece_range {
-    int next, end;
-};
-template <bool SPLIT> __device__ __forceinline__ piece_range pieces_of(const tile &t, int per_block)
-{
-    int n = t.last / KEYS + 1, first = SPLIT ? (int)blockIdx.z * per_block : 0;
-    return {first, SPLIT ? min(first + per_block, n) : n};
-}
-
-/* Waits for the stage that is asked for; with two, asks for the next piece in the other one, which is read by now. */
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void begin_piece(T *stages, int stage, const attention_grid &g, const tile &t, int kv_head,
-                                            piece_range pieces)
-{
-    constexpr int PIECE = KEYS * pitch_of<D>;
-    wait_copies<0>();
-    __syncthreads();
-    if (STAGES == 2 && pieces.next + 1 < pieces.end) {
-        T *next = stages + (stage ^ 1) * 2 * PIECE;
-        copy_piece<T, D>(next, next + PIECE, g.kv, kv_head, t.table, (pieces.next + 1) * KEYS, t.last);
-    }
-}
-
 /* Where blocks take whole tiles there are many: four at a time on a multiprocessor, which has room for one piece of
  * large heads each. */
 template <int D, bool SPLIT> constexpr int narrow_stages = SPLIT || D <= 96 ? 2 : 1;
 
+/* Keys and values of a block's pieces on their way through one or two stages.  Keys are one group of copies and values
+ * the next, so that with one stage, too, the next keys come while values are multiplied. */
+template <typename T, int D, int STAGES> struct piece_stages {
+    static constexpr int HALF = KEYS * pitch_of<D>;
+    T *shared;
+    kv_layer kv;
+    int kv_head;
+    const tile &t;
+    const piece_range &pieces;
+
+    __device__ __forceinline__ T *keys(int piece) const
+    {
+        return shared + (STAGES == 2 ? (piece - pieces.next) % 2 * 2 * HALF : 0);
+    }
+    __device__ __forceinline__ T *values(int piece) const
+    {
+        return keys(piece) + HALF;
+    }
+    /* Behind the last piece an empty group keeps the count. */
+    __device__ __forceinline__ void ask_keys(int piece) const
+    {
+        if (piece < pieces.end)
+            copy_keys<T, D>(keys(piece), kv, kv_head, t.table, piece * KEYS, t.last);
+        else
+            commit_copies();
+    }
+    __device__ __forceinline__ void ask_values(int piece) const
+    {
+        if (piece < pieces.end)
+            copy_values<T, D>(values(piece), kv, kv_head, t.table, piece * KEYS, t.last);
+        else
+            commit_copies();
+    }
+    __device__ __forceinline__ void begin() const
+    {
+        __syncthreads(); /* the tile before is read */
+        ask_keys(pieces.next);
+        ask_values(pieces.next);
+    }
+    /* The piece's keys are there, or both; with two stages the other one, which is read by now, is asked for. */
+    template <bool VALUES> __device__ __forceinline__ void wait(int piece) const
+    {
+        wait_copies<VALUES ? 0 : 1>();
+        __syncthreads();
+        if (STAGES == 2) {
+            ask_keys(piece + 1);
+            ask_values(piece + 1);
+        }
+    }
+    /* All threads have read the keys and meet again before they need the values. */
+    __device__ __forceinline__ void release_keys(int piece) const
+    {
+        if (STAGES == 1)
+            ask_keys(piece + 1);
+        wait_copies<STAGES == 2 ? 2 : 1>();
+    }
+    __device__ __forceinline__ void release_values(int piece) const
+    {
+        if (STAGES == 1) {
+            __syncthreads();
+            ask_values(piece + 1);
+        }
+    }
+};
+
+/* The weights of a tile of 16 pairs in one piece, which four warps share: warp w finds those of keys [16 w, 16 w + 16),
+ * all get all of them.  Keys are read when it returns; threads meet before the weights are read. */
+template <typename T, int D>
+__device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *max, const uint32_t (*queries)[4],
+                                               const T *keys, int first, const int *last, float scale,
+                                               T *shared_weights, float (*shared_max)[TILE])
+{
+    constexpr int WEIGHT_PITCH = KEYS + 8;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float score[1][2][4];
+    multiply_keys<T, D, 1>(score, queries, keys + warp * 16 * pitch_of<D>);
+    mask_scores(score[0], first + warp * 16, last);
+    for (int half = 0; half < 2; half++) {
+        max[half] = max_of_row(max_of_lane(-INFINITY, score[0], half));
+        if (lane % 4 == 0)
+            shared_max[warp][lane / 4 + half * 8] = max[half];
+    }
+    __syncthreads();
+    for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < N_WARPS; i++)
+            max[half] = fmaxf(max[half], shared_max[i][lane / 4 + half * 8]);
+        max[half] = max[half] * scale;
+    }
+    weigh<T>(weights[0], score[0], scale, max);
+    for (int i = 0; i < 4; i++)
+        *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * WEIGHT_PITCH + warp * 16 + i / 2 * 8 + lane % 4 * 2) =
+            weights[0][i];
+}
+
 /* Tiles of 16 pairs: in a piece, warp w takes keys [16 w, 16 w + 16), then dimensions in units of 16, every fourth. */
 template <typename T, int D, bool SPLIT>
 __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
-    narrow_kernel(attention_grid g, int per_block, const T *q, T *out, float *scratch)
+    narrow_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
-    constexpr int STAGES = narrow_stages<D, SPLIT>;
-    constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS, PIECE = KEYS * pitch_of<D>;
-    constexpr int WEIGHT_PITCH = KEYS + 8;
+    constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS, WEIGHT_PITCH = KEYS + 8;
     extern __shared__ __align__(16) char shared[];
     __shared__ __align__(16) T shared_weights[TILE * WEIGHT_PITCH];
     __shared__ float shared_max[N_WARPS][TILE];
-    T *stages = (T *)shared;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, kv_head = (int)blockIdx.y, column = warp * 16;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
-    for (int index = (int)blockIdx.x; find_tile(g, kv_head, index, TILE, &t); index += (int)gridDim.x) {
-        piece_range pieces = pieces_of<SPLIT>(t, per_block);
-        if (pieces.next >= pieces.end)
-            continue;
+    piece_range pieces;
+    piece_stages<T, D, narrow_stages<D, SPLIT>> stages = {(T *)shared, g.kv, kv_head, t, pieces};
+    let_next_begin();
+    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS}; next_tile<SPLIT>(g, kv_head, TILE, &walk, &t, &pieces);) {
+        bool is_spoilt = false;
         int last[2] = {last_of(t, t.first_pair + lane / 4), last_of(t, t.first_pair + lane / 4 + 8)};
         uint32_t queries[D / 16][4];
         rows_state all;
         float all_values[UNITS][2][4] = {};
         clear_rows(&all);
-        __syncthreads(); /* the tile before is read */
-        copy_piece<T, D>(stages, stages + PIECE, g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
+        prefetch_piece<T>(g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
+        wait_for_previous();
+        stages.begin();
         load_queries<T, D>(queries, g, t, t.first_pair, q, q_aligned);
-        for (int stage = 0; pieces.next < pieces.end; pieces.next++, stage ^= STAGES - 1) {
-            const T *keys = stages + stage * 2 * PIECE, *values = keys + PIECE;
-            int first = pieces.next * KEYS;
-            begin_piece<T, D, STAGES>(stages, stage, g, t, kv_head, pieces);
-            float score[1][2][4], max[2], sum[2], value[UNITS][2][4];
-            multiply_keys<T, D, 1>(score, queries, keys + warp * 16 * pitch_of<D>);
-            mask_scores(score[0], first + warp * 16, last);
-            for (int half = 0; half < 2; half++) {
-                max[half] = max_of_row(max_of_lane(-INFINITY, score[0], half));
-                if (lane % 4 == 0)
-                    shared_max[warp][lane / 4 + half * 8] = max[half];
-            }
-            __syncthreads();
-            for (int half = 0; half < 2; half++) {
-                for (int i = 0; i < N_WARPS; i++)
-                    max[half] = fmaxf(max[half], shared_max[i][lane / 4 + half * 8]);
-                max[half] = max[half] * scale;
-            }
+        for (int piece = pieces.next; piece < pieces.end; piece++) {
+            int first = piece * KEYS;
+            float max[2], sum[2], value[UNITS][2][4];
             uint32_t weights[KEYS / 16][4];
-            weigh<T>(weights[0], score[0], scale, max);
-            for (int i = 0; i < 4; i++)
-                *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * WEIGHT_PITCH + warp * 16 + i / 2 * 8 +
-                              lane % 4 * 2) = weights[0][i];
+            stages.template wait<false>(piece);
+            weigh_together<T, D>(weights, max, queries, stages.keys(piece), first, last, scale, shared_weights,
+                                 shared_max);
+            stages.release_keys(piece);
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
                 load_matrices(weights[i], shared_weights + lane % 16 * WEIGHT_PITCH + i * 16 + lane / 16 * 8);
             sum_weights<T>(sum, weights);
-            multiply_values<T, D, UNITS>(value, weights, values, column, STEP);
+            multiply_values<T, D, UNITS>(value, weights, stages.values(piece), column, STEP);
             if (SPLIT) {
                 float *place[2];
-                find_places<D>(place, scratch, g, t, t.first_pair, last, pieces.next);
+                find_places<D>(place, scratch, g, t, t.first_pair, last, piece);
                 if (warp == 0)
                     store_sums(place, max, sum);
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
                     if (column + i * STEP < D)
                         store_values(place, value[i], column + i * STEP);
+                is_spoilt |= has_nan<UNITS>(value);
             } else {
                 float keep[2], add[2];
                 merge_rows(&all, max, sum, last, first, keep, add);
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
                     merge_values(all_values[i], value[i], keep, add);
-                if (STAGES == 1 && pieces.next + 1 < pieces.end) {
-                    __syncthreads(); /* this piece is read */
-                    copy_piece<T, D>(stages, stages + PIECE, g.kv, kv_head, t.table, first + KEYS, t.last);
-                }
             }
+            stages.release_values(piece);
         }
-        if (!SPLIT)
+        if (!SPLIT) {
 #pragma unroll
             for (int i = 0; i < UNITS; i++)
                 if (column + i * STEP < D)
                     store_results<T, D>(g, t, t.first_pair, all_values[i], all.sum, column + i * STEP, out,
                                         out_aligned);
+            is_spoilt = has_nan<UNITS>(all_values);
+        }
+        leave_tile(&walk, t, is_spoilt);
     }
 }
 
 /* Tiles of 64 pairs, a warp takes 16. */
 template <typename T, int D, bool SPLIT>
-__global__ void __launch_bounds__(N_THREADS, 2)
-    wide_kernel(attention_grid g, int per_block, const T *q, T *out, float *scratch)
+__global__ void __launch_bounds__(N_THREADS, 2) wide_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
-    constexpr int UNITS = D / 16, AT_ONCE = 4, PIECE = KEYS * pitch_of<D>; /* units that are computed side by side */
+    constexpr int UNITS = D / 16, AT_ONCE = 4; /* units that are computed side by side */
     extern __shared__ __align__(16) char shared[];
-    T *stages = (T *)shared;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, kv_head = (int)blockIdx.y;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
+    piece_range pieces;
+    piece_stages<T, D, 2> stages = {(T *)shared, g.kv, kv_head, t, pieces};
+    let_next_begin();
     /* Late tiles see most keys and come first. */
-    for (int index = (int)(gridDim.x - 1 - blockIdx.x); find_tile(g, kv_head, index, WIDE, &t);
-         index += (int)gridDim.x) {
-        piece_range pieces = pieces_of<SPLIT>(t, per_block);
-        if (pieces.next >= pieces.end)
-            continue;
+    for (tile_walk walk = {(int)(gridDim.x - 1 - blockIdx.x), ALL_TOKENS};
+         next_tile<SPLIT>(g, kv_head, WIDE, &walk, &t, &pieces);) {
+        bool is_spoilt = false;
         int pair = t.first_pair + warp * TILE, last[2] = {last_of(t, pair + lane / 4), last_of(t, pair + lane / 4 + 8)};
         int least = last_of(t, pair), most = least < 0 ? -1 : last_of(t, min(pair + TILE, t.n_pairs) - 1);
         uint32_t queries[D / 16][4];
         rows_state all;
         float all_values[UNITS][2][4] = {};
         clear_rows(&all);
-        __syncthreads(); /* the tile before is read */
-        copy_piece<T, D>(stages, stages + PIECE, g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
+        prefetch_piece<T>(g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
+        wait_for_previous();
+        stages.begin();
         load_queries<T, D>(queries, g, t, pair, q, q_aligned);
-        for (int stage = 0; pieces.next < pieces.end; pieces.next++, stage ^= 1) {
-            const T *keys = stages + stage * 2 * PIECE, *values = keys + PIECE;
-            int first = pieces.next * KEYS;
-            begin_piece<T, D, 2>(stages, stage, g, t, kv_head, pieces);
+        for (int piece = pieces.next; piece < pieces.end; piece++) {
+            const T *values = stages.values(piece);
+            int first = piece * KEYS;
+            stages.template wait<true>(piece);
             if (first > most)
                 continue; /* nobody in this warp sees the piece */
             float score[KEYS / 16][2][4], max[2], sum[2], keep[2], add[2], *place[2];
-            multiply_keys<T, D, KEYS / 16>(score, queries, keys);
+            multiply_keys<T, D, KEYS / 16>(score, queries, stages.keys(piece));
             if (first + KEYS - 1 > least)
 #pragma unroll
                 for (int i = 0; i < KEYS / 16; i++)
@@ -336,7 +394,7 @@ __global__ void __launch_bounds__(N_THREADS, 2)
                 weigh<T>(weights[i], score[i], scale, max);
             sum_weights<T>(sum, weights);
             if (SPLIT) {
-                find_places<D>(place, scratch, g, t, pair, last, pieces.next);
+                find_places<D>(place, scratch, g, t, pair, last, piece);
                 store_sums(place, max, sum);
             } else {
                 merge_rows(&all, max, sum, last, first, keep, add);
@@ -353,18 +411,23 @@ __global__ void __launch_bounds__(N_THREADS, 2)
                         else
                             merge_values(all_values[unit + i], value[i], keep, add);
                     }
+                if (SPLIT)
+                    is_spoilt |= has_nan<AT_ONCE>(value);
             }
         }
-        if (!SPLIT)
+        if (!SPLIT) {
 #pragma unroll
             for (int i = 0; i < UNITS; i++)
                 store_results<T, D>(g, t, pair, all_values[i], all.sum, i * 16, out, out_aligned);
+            is_spoilt = has_nan<UNITS>(all_values);
+        }
+        leave_tile(&walk, t, is_spoilt);
     }
 }
 
 /* ---- the choice of a kernel: any choice gives the same bits ------------------------------------------------------ */
 
-template <typename T> using tensor_kernel = void (*)(attention_grid, int, const T *, T *, float *);
+template <typename T> using tensor_kernel = void (*)(attention_grid, const T *, T *, float *);
 
 struct kernel_choice {
     bool is_wide;
@@ -393,8 +456,9 @@ static kernel_choice choose_kernel(const struct dskv_cuda *cuda, const struct ds
 }
 
 template <typename T, int D>
-static void launch_tensor(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g)
+static void launch_tensor(struct dskv_device *device, const struct dskv_attention *p, const attention_grid &g)
 {
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
     kernel_choice c = choose_kernel(cuda, p, g, scratch_floats<D> * sizeof(float));
     bool is_split = c.per_block > 0;
     int n_stages = c.per_block == 1 ? 1 : c.is_wide || is_split ? 2 : narrow_stages<D, false>;
@@ -403,17 +467,18 @@ static void launch_tensor(struct dskv_cuda *cuda, const struct dskv_attention *p
                                         : (is_split ? narrow_kernel<T, D, true> : narrow_kernel<T, D, false>);
     dskv_cuda_note(cuda, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                    "attention");
+    float *scratch = dskv_cuda_scratch(cuda);
+    T *out = (T *)p->out.data;
     dim3 grid((unsigned)c.n_tiles, (unsigned)p->kv.n_kv_heads_local,
               is_split ? blocks_for(g.n_pieces, (int)c.per_block) : 1);
-    kernel<<<grid, N_THREADS, shared, cuda->stream>>>(g, (int)c.per_block, (const T *)p->q.data, (T *)p->out.data,
-                                                      dskv_cuda_scratch(cuda));
+    queue_kernel(device, "attention", kernel, grid, dim3(N_THREADS), shared, g, (const T *)p->q.data, out, scratch);
     if (is_split)
-        merge_pieces_kernel<T, D>
-            <<<dim3((unsigned)g.n_heads, (unsigned)p->q.rows), (D + 31) / 32 * 32, 0, cuda->stream>>>(
-                g, dskv_cuda_scratch(cuda), (T *)p->out.data);
+        queue_kernel(device, "attention", merge_pieces_kernel<T, D>, dim3((unsigned)g.n_heads, (unsigned)p->q.rows),
+                     dim3((D + 31) / 32 * 32), 0, g, (const float *)scratch, out);
 }
 
-int attention_with_tensor_instructions(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g)
+int attention_with_tensor_instructions(struct dskv_device *device, const struct dskv_attention *p,
+                                       const attention_grid &g)
 {
     int size = g.kv.head_dim;
     if (p->q.dtype != p->kv.dtype || p->q.dtype == DSKV_F32 || !(p->scale > 0.0f) ||
@@ -421,20 +486,20 @@ int attention_with_tensor_instructions(struct dskv_cuda *cuda, const struct dskv
         return 0;
     if (p->q.rows == 0 || p->n_work == 0)
         return 1;
-    auto launch = [&](auto t) {
+    auto choose_size = [&](auto t) {
         using T = decltype(t);
         if (size == 64)
-            launch_tensor<T, 64>(cuda, p, g);
+            launch_tensor<T, 64>(device, p, g);
         else if (size == 80)
-            launch_tensor<T, 80>(cuda, p, g);
+            launch_tensor<T, 80>(device, p, g);
         else if (size == 96)
-            launch_tensor<T, 96>(cuda, p, g);
+            launch_tensor<T, 96>(device, p, g);
         else
-            launch_tensor<T, 128>(cuda, p, g);
+            launch_tensor<T, 128>(device, p, g);
     };
     if (p->q.dtype == DSKV_F16)
-        launch(__half());
+        choose_size(__half());
     else
-        launch(__nv_bfloat16());
+        choose_size(__nv_bfloat16());
     return 1;
 }

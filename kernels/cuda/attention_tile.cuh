@@ -124,14 +124,75 @@ __device__ bool find_tile(const attention_grid &g, int kv_head, int index, int p
     return false;
 }
 
+/* What a block computes next: whole tiles, or one of a tile's tokens alone. */
+enum { ALL_TOKENS = -1 };
+struct tile_walk {
+    int index, token;
+};
+struct piece_range {
+    int next, end;
+};
+
+/* The pieces of a tile that a block takes: all or, in groups as even as they go, its share. */
+template <bool SPLIT> __device__ __forceinline__ piece_range pieces_of(const tile &t)
+{
+    int n = t.last / KEYS + 1, n_groups = SPLIT ? (int)gridDim.z : 1, n_each = (n + n_groups - 1) / n_groups;
+    int first = SPLIT ? (int)blockIdx.z * n_each : 0;
+    return {first, min(first + n_each, n)};
+}
+
+/* Leaves only the pairs of one token in the tile; false when it has none. */
+__device__ __forceinline__ bool keep_token(tile *t, int token, int pairs_per_tile)
+{
+    int end = min(min(t->first_pair + pairs_per_tile, (token + 1) * t->group), t->n_pairs);
+    t->first_pair = max(t->first_pair, token * t->group);
+    t->n_pairs = end;
+    t->last = t->start + token;
+    return t->first_pair < end;
+}
+
+/* The next tile with pieces for this block; false behind the last one.  All threads of a block call it. */
+template <bool SPLIT>
+__device__ bool next_tile(const attention_grid &g, int kv_head, int pairs_per_tile, tile_walk *walk, tile *t,
+                          piece_range *pieces)
+{
+    for (; find_tile(g, kv_head, walk->index, pairs_per_tile, t); walk->index += (int)gridDim.x) {
+        *pieces = pieces_of<SPLIT>(*t);
+        if (walk->token == ALL_TOKENS) {
+            if (pieces->next < pieces->end)
+                return true;
+            continue;
+        }
+        if (keep_token(t, walk->token, pairs_per_tile)) {
+            pieces->end = min(pieces->end, t->last / KEYS + 1); /* may be none: the loops over pieces allow it */
+            return true;
+        }
+        walk->token = ALL_TOKENS;
+    }
+    return false;
+}
+
+/* After a tile.  A weight of 0 times a value that is not finite is no number: where a later token of the tile has
+ * stored such a value, earlier rows are spoilt.  Then each token is computed alone, as if nothing stood behind it. */
+__device__ __forceinline__ void leave_tile(tile_walk *walk, const tile &t, bool is_spoilt)
+{
+    if (walk->token != ALL_TOKENS)
+        walk->token++;
+    else if (t.last != last_of(t, t.first_pair) && __syncthreads_or(is_spoilt))
+        walk->token = t.first_pair / t.group;
+    else
+        walk->index += (int)gridDim.x;
+}
+
 /* ---- a piece ---------------------------------------------------------------------------------------------------- */
 
-/* The block's threads ask for keys and values [first, first + 64); those past `last` become zeros. */
-template <typename T, int D>
-__device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int kv_head, const int32_t *table,
-                                           int first, int last)
+/* The block's threads ask for keys, or values, [first, first + 64); those past `last` become zeros. */
+template <typename T, int D, bool VALUES>
+__device__ __forceinline__ void copy_half(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
+                                          int last)
 {
     constexpr int CHUNKS = D / 8; /* of 16 bytes in a row */
+    const int64_t offset = VALUES ? value_offset(kv) : 0;
     bool one_block = kv.block_tokens % KEYS == 0;
     const T *start = one_block ? key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens)
                                : (const T *)kv.data;
@@ -144,10 +205,36 @@ __device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int 
             row = start + (seen ? key * D : 0);
         else if (seen)
             row = key_at<T>(kv, table[position / kv.block_tokens], kv_head, position % kv.block_tokens);
-        copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
-        copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
+        copy_or_clear(shared + key * pitch_of<D> + column, row + offset + column, seen ? 16 : 0);
     }
     commit_copies();
+}
+template <typename T, int D>
+__device__ __forceinline__ void copy_keys(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
+                                          int last)
+{
+    copy_half<T, D, false>(shared, kv, kv_head, table, first, last);
+}
+template <typename T, int D>
+__device__ __forceinline__ void copy_values(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
+                                            int last)
+{
+    copy_half<T, D, true>(shared, kv, kv_head, table, first, last);
+}
+
+/* Brings the same nearer, into the second-level cache, which sees whatever is written later. */
+template <typename T>
+__device__ __forceinline__ void prefetch_piece(kv_layer kv, int kv_head, const int32_t *table, int first, int last)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (kv.block_tokens % KEYS == 0 && threadIdx.x == 0) {
+        const T *keys = key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens);
+        int bytes = min(KEYS, last - first + 1) * kv.head_dim * (int)sizeof(T);
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys), "r"(bytes) : "memory");
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys + value_offset(kv)), "r"(bytes)
+                     : "memory");
+    }
+#endif
 }
 
 /* The 16 queries from `pair` on as the left operand; zeros behind the run's end. */
@@ -253,6 +340,16 @@ __device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32
                 mma<T>(sum[i][0], weights[key], b[0], b[1]);
                 mma<T>(sum[i][1], weights[key], b[2], b[3]);
             }
+}
+
+/* Whether any of a lane's values is no number. */
+template <int N> __device__ __forceinline__ bool has_nan(const float (*value)[2][4])
+{
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < N * 8; i++)
+        found |= value[i / 8][i / 4 % 2][i % 4] != value[i / 8][i / 4 % 2][i % 4];
+    return found;
 }
 
 /* The two rows' sums of weights. */

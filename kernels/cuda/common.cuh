@@ -1,6 +1,15 @@
-/* What kernels share: conversions, fixed-shape reductions, dispatch over dtypes.
+/* What kernels share: how they follow each other, conversions, fixed-shape reductions, dispatch over dtypes.
  *
- * The build sets -fmad=false: a fused multiply-add stands where fmaf is written, and nowhere else. */
+ * The build sets -fmad=false: a fused multiply-add stands where fmaf is written, and nowhere else.
+ *
+ * A kernel may begin while the one ahead still runs (programmatic dependent launch), so that its blocks stand ready,
+ * and weights are on their way, when their turn comes.  The rules:
+ *   - Every kernel calls wait_for_previous before it reads or writes what any operation writes or reads.  Since all do,
+ *     the end of one means the end of everything ahead of it.
+ *   - Every kernel calls let_next_begin as soon as it runs; the next one begins when all blocks have.
+ *   - Before the wait a kernel may read only what no operation writes, and prefetch into the second-level cache.
+ *   - What comes from the host (a plan) counts as such: the kernel that receives it lets nobody begin before it has
+ *     ended.  So do kernels that write weights. */
 #ifndef DSKV_KERNELS_CUDA_COMMON_CUH
 #define DSKV_KERNELS_CUDA_COMMON_CUH
 
@@ -9,6 +18,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <type_traits>
+#include <utility>
 
 __device__ __forceinline__ float to_float(float x)
 {
@@ -98,6 +108,45 @@ template <typename F> static void with_neighbours(bool by_8, F f)
 static inline void launched(struct dskv_device *device, const char *operation)
 {
     dskv_cuda_note(dskv_cuda_of(device), cudaGetLastError(), operation);
+}
+
+__device__ __forceinline__ void wait_for_previous()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* For kernels that do nothing ahead of the wait. */
+__device__ __forceinline__ void follow_previous()
+{
+    let_next_begin();
+    wait_for_previous();
+}
+
+/* Queues a kernel that begins while the one ahead still runs, where what was compiled knows how to wait. */
+template <typename... P, typename... A>
+static void queue_kernel(struct dskv_device *device, const char *operation, void (*kernel)(P...), dim3 grid, dim3 block,
+                         size_t shared_bytes, A &&...arguments)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = cuda->stream;
+    config.attrs = &attribute;
+    config.numAttrs = cuda->begins_early && !cuda->next_waits ? 1 : 0;
+    cuda->next_waits = 0;
+    dskv_cuda_note(cuda, cudaLaunchKernelEx(&config, kernel, std::forward<A>(arguments)...), operation);
 }
 
 static inline unsigned blocks_for(int64_t n, int per_block)

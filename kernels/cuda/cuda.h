@@ -19,8 +19,10 @@ struct dskv_cuda {
     char error_place[64];
     float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
     size_t scratch_bytes;
+    int next_waits; /* the next kernel begins when the one ahead has ended, for good */
     cudaEvent_t marks[DSKV_MAX_MARKS]; /* in turn */
     uint64_t n_marks;
+    int begins_early;        /* what was compiled for this GPU waits for the kernel ahead (common.cuh) */
     int has_stream_matmul;   /* the streaming matmul runs on this GPU */
     struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until the first weight is filled */
 };
@@ -57,17 +59,20 @@ static inline int64_t dskv_cuda_padded(int64_t n)
 
 void dskv_cuda_embed(struct dskv_device *device, const struct dskv_embed *p);
 void dskv_cuda_norm(struct dskv_device *device, const struct dskv_norm *p);
-/* Whether the streaming matmul runs here: for open. */
+/* Whether the streaming matmul runs here, and whether kernels may begin early: for open. */
 int dskv_cuda_matmul_stream_open(void);
+int dskv_cuda_begins_early(void);
 /* Chooses and proves cuBLASLt's algorithms for a weight's shape, when it is new; the weight's data is not read. */
 void dskv_cuda_matmul_lt_prepare(struct dskv_device *device, const struct dskv_weight *weight);
 void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt);
 void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p);
 void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);
 void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
+void dskv_cuda_rope_kv_write(struct dskv_device *device, const struct dskv_rope_kv_write *p);
 void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p);
 void dskv_cuda_activate(struct dskv_device *device, const struct dskv_activate *p);
 void dskv_cuda_residual(struct dskv_device *device, const struct dskv_residual *p);
+void dskv_cuda_residual_norm(struct dskv_device *device, const struct dskv_residual_norm *p);
 void dskv_cuda_sum(struct dskv_device *device, const struct dskv_sum *p);
 void dskv_cuda_gather_rows(struct dskv_device *device, const struct dskv_gather_rows *p);
 void dskv_cuda_select(struct dskv_device *device, const struct dskv_select *p);

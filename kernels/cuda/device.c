@@ -249,9 +249,11 @@ static const struct dskv_op_table cuda_ops = {
     .matmul = dskv_cuda_matmul,
     .rope = dskv_cuda_rope,
     .kv_write = dskv_cuda_kv_write,
+    .rope_kv_write = dskv_cuda_rope_kv_write,
     .attention = dskv_cuda_attention,
     .activate = dskv_cuda_activate,
     .residual = dskv_cuda_residual,
+    .residual_norm = dskv_cuda_residual_norm,
     .sum = dskv_cuda_sum,
     .gather_rows = dskv_cuda_gather_rows,
     .select = dskv_cuda_select,
@@ -303,6 +305,7 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
         dskv_cuda_note(cuda, cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming | cudaEventBlockingSync),
                        "opening");
     cuda->n_multiprocessors = properties.multiProcessorCount;
+    cuda->begins_early = dskv_cuda_begins_early();
     cuda->has_stream_matmul = dskv_cuda_matmul_stream_open();
     snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);
     *device = &cuda->base;

@@ -8,19 +8,12 @@ __global__ void kv_write_kernel(kv_layer kv, const int32_t *slots, const T *k, i
 {
     int64_t row = blockIdx.y;
     int column = (int)(blockIdx.x * blockDim.x + threadIdx.x) * N, slot = slots[row];
+    follow_previous();
     if (column >= width || slot < 0)
         return;
-    K *place =
-        key_at<K>(kv, slot / kv.block_tokens, column / kv.head_dim, slot % kv.block_tokens) + column % kv.head_dim;
-    neighbours<T, N> key = load<T, N>(k + row * k_stride + column), value = load<T, N>(v + row * v_stride + column);
-    neighbours<K, N> key_out, value_out;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        key_out.at[i] = from_float<K>(to_float(key.at[i]));
-        value_out.at[i] = from_float<K>(to_float(value.at[i]));
-    }
-    store<K, N>(place, key_out);
-    store<K, N>(place + value_offset(kv), value_out);
+    K *place = key_of_slot<K>(kv, slot, column / kv.head_dim) + column % kv.head_dim;
+    store_as<K>(place, load<T, N>(k + row * k_stride + column));
+    store_as<K>(place + value_offset(kv), load<T, N>(v + row * v_stride + column));
 }
 
 extern "C" void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p)
@@ -32,13 +25,12 @@ extern "C" void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv
                 using K = decltype(e);
                 constexpr int N = decltype(n)::value;
                 dim3 grid(blocks_for(p->k.cols / N, 128), (unsigned)p->k.rows);
-                kv_write_kernel<T, K, N><<<grid, 128, 0, dskv_cuda_of(device)->stream>>>(
-                    kv_layer_of(&p->kv, p->layer), p->slots, (const T *)p->k.data, p->k.stride, (const T *)p->v.data,
-                    p->v.stride, (int)p->k.cols);
+                queue_kernel(device, "kv_write", kv_write_kernel<T, K, N>, grid, dim3(128), 0,
+                             kv_layer_of(&p->kv, p->layer), p->slots, (const T *)p->k.data, p->k.stride,
+                             (const T *)p->v.data, p->v.stride, (int)p->k.cols);
             });
         });
     });
-    launched(device, "kv_write");
 }
 
 /* One block of threads per copy, layer and head. */

@@ -23,10 +23,25 @@ template <typename K> __device__ __forceinline__ K *key_at(kv_layer kv, int64_t 
 {
     return (K *)(kv.data + block * kv.block_bytes) + ((int64_t)head * 2 * kv.block_tokens + place) * kv.head_dim;
 }
+/* The same of a slot, which counts tokens over all blocks. */
+template <typename K> __device__ __forceinline__ K *key_of_slot(kv_layer kv, int slot, int head)
+{
+    return key_at<K>(kv, slot / kv.block_tokens, head, slot % kv.block_tokens);
+}
 /* From a token's key to its value. */
 __device__ __forceinline__ int64_t value_offset(kv_layer kv)
 {
     return (int64_t)kv.block_tokens * kv.head_dim;
+}
+
+/* Neighbours of activations, rounded to the pool's dtype. */
+template <typename K, typename T, int N> __device__ __forceinline__ void store_as(K *place, const neighbours<T, N> &x)
+{
+    neighbours<K, N> y;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        y.at[i] = from_float<K>(to_float(x.at[i]));
+    store<K, N>(place, y);
 }
 
 #endif

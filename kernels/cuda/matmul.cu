@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(256) bias_kernel(const float *x, int64_t n, co
     struct alignas(4 * sizeof(Y)) four {
         Y y[4];
     };
+    follow_previous();
     for (int64_t i = (int64_t)threadIdx.x * 4; i < n; i += 256 * 4) {
         float4 sum = *(const float4 *)(x + blockIdx.x * n + i);
         *(struct four *)(y + blockIdx.x * y_stride +
@@ -157,10 +158,9 @@ extern "C" void dskv_cuda_add_bias(struct dskv_device *device, const float *x, c
 {
     with_dtype(y->dtype, [&](auto element) {
         using Y = decltype(element);
-        bias_kernel<<<(unsigned)y->rows, 256, 0, dskv_cuda_of(device)->stream>>>(x, y->cols, bias, (Y *)y->data,
-                                                                                 y->stride);
+        queue_kernel(device, "adding a bias", bias_kernel<Y>, dim3((unsigned)y->rows), dim3(256), 0, x, y->cols, bias,
+                     (Y *)y->data, y->stride);
     });
-    launched(device, "adding a bias");
 }
 
 extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p)

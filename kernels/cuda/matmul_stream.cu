@@ -229,15 +229,15 @@ __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    let_next_begin();
     int w_bytes = plan.n_boxes * ring.w_box_bytes, x_bytes = plan.n_boxes * ring.x_box_bytes;
     if (warp < n_consumers) {
-        asm volatile("griddepcontrol.wait;" ::: "memory"); /* y may still be read by the operation before */
+        wait_for_previous(); /* y may still be read by the operation before */
         consume<T, Y, TOKENS>(ring, plan, bias, y, warp, lane);
     } else if (warp == n_consumers && lane == 0) {
         feed(ring, plan, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows);
     } else if (warp > n_consumers && lane == 0) {
-        asm volatile("griddepcontrol.wait;" ::: "memory"); /* x may still be written */
+        wait_for_previous(); /* x may still be written */
         feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0);
     }
 #endif
@@ -305,17 +305,11 @@ static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p)
                plan.n_boxes) != CUDA_SUCCESS ||
         encode(&x_map, p->x.dtype, p->x.data, p->x.rows, p->w->k, p->x.stride, TOKENS, plan.n_boxes) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)std::min(plan.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
-    config.blockDim = dim3((unsigned)(plan.n_units * deal<TOKENS>::GROUPS + 2) * 32);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = cuda->stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, stream_kernel<T, Y, TOKENS>, w_map, x_map, p->bias, (Y *)p->y.data, plan);
+    dim3 grid((unsigned)std::min(plan.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
+    dim3 block((unsigned)(plan.n_units * deal<TOKENS>::GROUPS + 2) * 32);
+    queue_kernel(&cuda->base, "matmul", stream_kernel<T, Y, TOKENS>, grid, block, SHARED_BYTES, w_map, x_map, p->bias,
+                 (Y *)p->y.data, plan);
+    return cudaSuccess;
 }
 
 template <typename T, typename Y> static cudaError_t launch_rows(struct dskv_cuda *cuda, const struct dskv_matmul *p)
@@ -335,12 +329,20 @@ template <typename T, typename Y> static bool allow_shared(void)
     return allow(stream_kernel<T, Y, 8>) && allow(stream_kernel<T, Y, 16>) && allow(stream_kernel<T, Y, 32>);
 }
 
+/* What was compiled counts, not the GPU: code for an older one, compiled anew for a newer, has no copies in it, and no
+ * waits for the kernel ahead. */
+extern "C" int dskv_cuda_begins_early(void)
+{
+    struct cudaFuncAttributes compiled;
+    bool can =
+        cudaFuncGetAttributes(&compiled, stream_kernel<__half, __half, 8>) == cudaSuccess && compiled.ptxVersion >= 90;
+    (void)cudaGetLastError(); /* a refusal is an answer */
+    return can;
+}
+
 extern "C" int dskv_cuda_matmul_stream_open(void)
 {
-    /* What was compiled counts, not the GPU: code for an older one, compiled anew for a newer, has no copies in it. */
-    struct cudaFuncAttributes compiled;
-    bool can = cudaFuncGetAttributes(&compiled, stream_kernel<__half, __half, 8>) == cudaSuccess &&
-               compiled.ptxVersion >= 90 && find_encode() && allow_shared<__half, __half>() &&
+    bool can = dskv_cuda_begins_early() && find_encode() && allow_shared<__half, __half>() &&
                allow_shared<__half, float>() && allow_shared<__nv_bfloat16, __nv_bfloat16>() &&
                allow_shared<__nv_bfloat16, float>();
     (void)cudaGetLastError(); /* a refusal is an answer */

@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(SELECT_THREADS)
     __shared__ uint64_t keys[8];
     __shared__ float sums[8];
     __shared__ bool is_last;
+    follow_previous();
     int64_t row = blockIdx.y, place = row * g.n_parts + blockIdx.x;
     const float *values = logits + row * stride;
     uint64_t *tops = g.tops + row * g.n_parts * g.k;
@@ -212,11 +213,10 @@ extern "C" void dskv_cuda_select(struct dskv_device *device, const struct dskv_s
         int64_t n_rows = p->logits.rows - row < most ? p->logits.rows - row : most;
         g.parts = (part_stats *)dskv_cuda_scratch(cuda);
         g.tops = (uint64_t *)(g.parts + n_rows * g.n_parts);
-        select_kernel<<<dim3((unsigned)g.n_parts, (unsigned)n_rows), SELECT_THREADS, 0, cuda->stream>>>(
-            g, (const float *)p->logits.data + row * p->logits.stride, p->logits.stride, p->targets + row,
-            p->stats + row, p->top_values + row * g.k, p->top_ids + row * g.k);
+        queue_kernel(device, "select", select_kernel, dim3((unsigned)g.n_parts, (unsigned)n_rows), dim3(SELECT_THREADS),
+                     0, g, (const float *)p->logits.data + row * p->logits.stride, p->logits.stride, p->targets + row,
+                     p->stats + row, p->top_values + row * g.k, p->top_ids + row * g.k);
     }
-    launched(device, "select");
 }
 
 struct shard_stats {
@@ -227,6 +227,7 @@ struct shard_stats {
 __global__ void choose_kernel(shard_stats shards, int n, int rows, int32_t *ids)
 {
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    follow_previous();
     if (row >= rows)
         return;
     float max = shards.data[0][row].max;
@@ -246,8 +247,8 @@ extern "C" void dskv_cuda_choose(struct dskv_device *device, const struct dskv_c
     shard_stats shards = {};
     for (int i = 0; i < p->n; i++)
         shards.data[i] = p->stats[i];
-    choose_kernel<<<blocks_for(p->rows, 128), 128, 0, dskv_cuda_of(device)->stream>>>(shards, p->n, p->rows, p->ids);
-    launched(device, "choose");
+    queue_kernel(device, "choose", choose_kernel, dim3(blocks_for(p->rows, 128)), dim3(128), 0, shards, p->n, p->rows,
+                 p->ids);
 }
 
 /* Philox4x32-10: counter-based random numbers (Salmon, Moraes, Dror, Shaw 2011). */
@@ -309,6 +310,7 @@ __global__ void sample_kernel(const float *logits, int64_t stride, int vocab, co
 {
     __shared__ uint64_t keys[8];
     __shared__ float shared[8], sums[256];
+    follow_previous();
     struct dskv_sampling s = sampling[blockIdx.x];
     row_view row = {logits + blockIdx.x * stride, vocab, 0.0f, 0.0f};
     if (!(s.temperature > 0.0f))
@@ -375,7 +377,6 @@ __global__ void sample_kernel(const float *logits, int64_t stride, int vocab, co
 
 extern "C" void dskv_cuda_sample(struct dskv_device *device, const struct dskv_sample *p)
 {
-    sample_kernel<<<(unsigned)p->logits.rows, 256, 0, dskv_cuda_of(device)->stream>>>(
-        (const float *)p->logits.data, p->logits.stride, (int)p->logits.cols, p->sampling, p->ids);
-    launched(device, "sample");
+    queue_kernel(device, "sample", sample_kernel, dim3((unsigned)p->logits.rows), dim3(256), 0,
+                 (const float *)p->logits.data, p->logits.stride, (int)p->logits.cols, p->sampling, p->ids);
 }

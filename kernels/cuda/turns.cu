@@ -9,6 +9,7 @@ enum { TURN_THREADS = 512 };
 __global__ void receive_kernel(struct dskv_turns from, uint4 *dst, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * TURN_THREADS + threadIdx.x;
+    wait_for_previous();
     if (i < n)
         dst[i] = ((const uint4 *)from.places[*from.turn % 2])[i];
 }
@@ -16,9 +17,9 @@ __global__ void receive_kernel(struct dskv_turns from, uint4 *dst, int64_t n)
 extern "C" void dskv_cuda_receive(struct dskv_device *device, const struct dskv_receive *p)
 {
     int64_t n = (int64_t)(p->bytes / sizeof(uint4));
-    receive_kernel<<<blocks_for(n, TURN_THREADS), TURN_THREADS, 0, dskv_cuda_of(device)->stream>>>(p->from,
-                                                                                                   (uint4 *)p->dst, n);
-    launched(device, "receive");
+    queue_kernel(device, "receive", receive_kernel, dim3(blocks_for(n, TURN_THREADS)), dim3(TURN_THREADS), 0, p->from,
+                 (uint4 *)p->dst, n);
+    dskv_cuda_of(device)->next_waits = 1; /* kernels may read a plan ahead of their turn */
 }
 
 struct report_parts {
@@ -31,6 +32,7 @@ struct report_parts {
 __global__ void __launch_bounds__(TURN_THREADS)
     report_kernel(struct dskv_turns to, int64_t offset, const report_parts parts, int passes_turn)
 {
+    follow_previous();
     uint32_t turn = *to.turn, *place = (uint32_t *)to.places[turn % 2] + offset;
     for (int i = 0, first = 0; i < parts.n; first = parts.end[i++])
         for (int word = first + (int)threadIdx.x; word < parts.end[i]; word += TURN_THREADS)
@@ -48,7 +50,6 @@ extern "C" void dskv_cuda_report(struct dskv_device *device, const struct dskv_r
         parts.data[i] = (const uint32_t *)p->parts[i];
         parts.end[i] = end += (int)(p->bytes[i] / 4);
     }
-    report_kernel<<<1, TURN_THREADS, 0, dskv_cuda_of(device)->stream>>>(p->to, (int64_t)(p->offset / 4), parts,
-                                                                        p->passes_turn);
-    launched(device, "report");
+    queue_kernel(device, "report", report_kernel, dim3(1), dim3(TURN_THREADS), 0, p->to, (int64_t)(p->offset / 4),
+                 parts, p->passes_turn);
 }

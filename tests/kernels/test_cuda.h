@@ -35,6 +35,6 @@ void test_cuda_close(void);
 
 /* Each file's tests. */
 extern const struct dskv_test test_cuda_rows[], test_cuda_matmul[], test_cuda_attention[], test_cuda_choice[],
-    test_cuda_queue[];
+    test_cuda_chain[], test_cuda_queue[];
 
 #endif

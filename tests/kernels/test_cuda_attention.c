@@ -231,9 +231,89 @@ static void batches_equal_alone(void)
         }
 }
 
+/* A recorded pass has room for more rows, more runs and longer ones than a step has: runs of no tokens follow the last
+ * one, the rows behind it belong to none and stay as they are, and only the bits of the others count. */
+static void padding_changes_nothing(void)
+{
+    enum { MAX_WORK = 6, PADDED_WORK = 16, PADDED_ROWS = 64, MAX_TOKENS = 9 };
+    uint64_t seed = 5;
+    for (int i = 0; i < N_SHAPES; i++)
+        for (enum dskv_dtype dtype = DSKV_F32; dtype <= DSKV_BF16; dtype++) {
+            struct sequence s = sequence_open(gpu, &shapes[i], dtype, dtype, 64, 70 + (uint64_t)i);
+            const int cols = s.n_heads * s.shape->head_dim, length = s.shape->length;
+            free(run_in_pieces(&s, length, 1)); /* stores it */
+            for (int n_work = 0; n_work <= MAX_WORK; n_work++) {
+                struct dskv_attention_work work[PADDED_WORK] = {{0}};
+                int rows = 0, max_keys = 1;
+                float *q = dskv_calloc((size_t)(PADDED_ROWS * cols), sizeof *q);
+                memset(q, 0xff, (size_t)(PADDED_ROWS * cols) * sizeof *q);
+                for (int w = 0; w < n_work; w++) {
+                    int n = 1 + test_random_below(&seed, MAX_TOKENS), start = test_random_below(&seed, length - n + 1);
+                    work[w] = (struct dskv_attention_work){
+                        .first = rows, .n_tokens = n, .start = start, .n_blocks = blocks_of(&s, start + n)};
+                    memcpy(q + rows * cols, s.q + start * cols, (size_t)(n * cols) * sizeof *q);
+                    rows += n;
+                    max_keys = start + n > max_keys ? start + n : max_keys;
+                }
+                int rounded = DSKV_KEY_PIECE;
+                while (rounded < max_keys)
+                    rounded *= 2;
+                float *expected = attend(&s, work, n_work, max_keys, s.table, s.n_blocks, q, rows);
+                float *got = attend(&s, work, PADDED_WORK, 4 * rounded, s.table, s.n_blocks, q, PADDED_ROWS);
+                CU_ASSERT(test_same_bits("padded", got, expected, (size_t)(rows * cols)));
+                for (int j = rows * cols; j < PADDED_ROWS * cols; j++)
+                    if (!isnan(got[j])) {
+                        CU_FAIL("a row of no run was written");
+                        break;
+                    }
+                free(q);
+                free(got);
+                free(expected);
+            }
+            sequence_close(&s);
+        }
+}
+
+/* What a later token has stored does not reach an earlier row, not even where it is not finite. */
+static void later_tokens_stay_out(void)
+{
+    static const int pieces[] = {1, 3, 16, 65};
+    for (int i = 0; i < N_SHAPES; i++)
+        for (enum dskv_dtype dtype = DSKV_F32; dtype <= DSKV_BF16; dtype++) {
+            const int length = shapes[i].length, head_dim = shapes[i].head_dim, kv_cols = shapes[i].n_kv * head_dim;
+            const float worst[] = {INFINITY, -INFINITY, NAN};
+            float *expected = NULL;
+            size_t n = 0;
+            for (int c = -1; c < 4; c++) { /* first all tokens in one call */
+                struct sequence s = sequence_open(gpu, &shapes[i], dtype, dtype, 64, 80 + (uint64_t)i);
+                for (int j = 0; j < 3; j++) { /* three tokens in the last quarter */
+                    int token = length - 1 - j * length / 12;
+                    s.v[token * kv_cols + (j * 5) % kv_cols] = worst[j];
+                    s.k[token * kv_cols + (j * 3) % kv_cols] *= j == 1 ? INFINITY : 1;
+                }
+                n = (size_t)(length * s.n_heads * head_dim);
+                float *got = run_in_pieces(&s, c < 0 ? length : pieces[c], 1);
+                if (c < 0) {
+                    size_t n_finite = (size_t)(length / 2 * s.n_heads * head_dim), wrong = 0;
+                    for (size_t j = 0; j < n_finite; j++)
+                        wrong += !isfinite(got[j]);
+                    CU_ASSERT_EQUAL(wrong, 0);
+                    expected = got;
+                } else {
+                    CU_ASSERT(test_same_bits("beside values that are not finite", got, expected, n));
+                    free(got);
+                }
+                sequence_close(&s);
+            }
+            free(expected);
+        }
+}
+
 const struct dskv_test test_cuda_attention[] = {
     {"attention: near the CPU", near_the_cpu},
     {"attention: decode equals prefill", decode_equals_prefill},
     {"attention: batches equal alone", batches_equal_alone},
+    {"attention: padding changes nothing", padding_changes_nothing},
+    {"attention: later tokens stay out", later_tokens_stay_out},
     {NULL, NULL},
 };
