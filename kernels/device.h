@@ -18,6 +18,7 @@ struct dskv_op_table {
     void (*attention)(struct dskv_device *device, const struct dskv_attention *p);
     void (*rope_kv_write)(struct dskv_device *device, const struct dskv_rope_kv_write *p); /* null: the two */
     void (*activate)(struct dskv_device *device, const struct dskv_activate *p);
+    void (*matmul_activate)(struct dskv_device *device, const struct dskv_matmul_activate *p); /* null: the two */
     void (*residual)(struct dskv_device *device, const struct dskv_residual *p);
     void (*residual_norm)(struct dskv_device *device, const struct dskv_residual_norm *p); /* null: the two */
     void (*sum)(struct dskv_device *device, const struct dskv_sum *p);

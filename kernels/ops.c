@@ -85,12 +85,17 @@ void dskv_op_norm(struct dskv_device *device, const struct dskv_norm *p)
     trace(device, "norm", &p->out);
 }
 
-void dskv_op_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+static void check_matmul(struct dskv_device *device, const struct dskv_matmul *p)
 {
     check_activation(device, "matmul", "x", &p->x, p->x.rows, p->w->k);
     check_tensor("matmul", "y", &p->y, p->x.rows, p->w->n);
     DSKV_ASSERT(p->y.dtype == DSKV_F32 || p->y.dtype == p->x.dtype, "matmul: y is %s, x %s",
                 dskv_dtype_name(p->y.dtype), dskv_dtype_name(p->x.dtype));
+}
+
+void dskv_op_matmul(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    check_matmul(device, p);
     if (p->y.rows == 0 || p->y.cols == 0)
         return;
     device->ops->matmul(device, p);
@@ -182,16 +187,36 @@ void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *
     trace(device, "attention", &p->out);
 }
 
-void dskv_op_activate(struct dskv_device *device, const struct dskv_activate *p)
+static void check_activate(struct dskv_device *device, const struct dskv_activate *p)
 {
     check_activation(device, "activate", "x", &p->x, p->out.rows, p->gated ? 2 * p->out.cols : p->out.cols);
     check_activation(device, "activate", "out", &p->out, p->out.rows, p->out.cols);
     check_same_dtype("activate", &p->x, &p->out);
     DSKV_ASSERT((unsigned)p->kind < DSKV_N_ACTIVATIONS, "activation %d", (int)p->kind);
+}
+
+void dskv_op_activate(struct dskv_device *device, const struct dskv_activate *p)
+{
+    check_activate(device, p);
     if (p->out.rows == 0 || p->out.cols == 0)
         return;
     device->ops->activate(device, p);
     trace(device, "activate", &p->out);
+}
+
+void dskv_op_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
+{
+    const struct dskv_tensor *y = &p->matmul.y, *x = &p->activate.x;
+    DSKV_ASSERT(y->data == x->data && y->stride == x->stride && y->dtype == x->dtype, "matmul_activate: x is not y");
+    if (!device->ops->matmul_activate || y->rows == 0 || y->cols == 0) {
+        dskv_op_matmul(device, &p->matmul);
+        dskv_op_activate(device, &p->activate);
+        return;
+    }
+    check_matmul(device, &p->matmul);
+    check_activate(device, &p->activate);
+    device->ops->matmul_activate(device, p);
+    trace(device, "activate", &p->activate.out);
 }
 
 static void check_residual(struct dskv_device *device, const struct dskv_residual *p)
@@ -314,7 +339,8 @@ void dskv_op_receive(struct dskv_device *device, const struct dskv_receive *p)
 
 void dskv_op_report(struct dskv_device *device, const struct dskv_report *p)
 {
-    DSKV_ASSERT(p->to.turn && p->offset % 4 == 0 && p->n_parts >= 0 && p->n_parts <= DSKV_MAX_REPORT_PARTS,
+    DSKV_ASSERT(p->to.turn && p->offset % 4 == 0 && p->offset >= sizeof(struct dskv_turn_times) && p->n_parts >= 0 &&
+                    p->n_parts <= DSKV_MAX_REPORT_PARTS,
                 "report: %d parts at %zu", p->n_parts, p->offset);
     for (int32_t i = 0; i < p->n_parts; i++)
         DSKV_ASSERT(p->bytes[i] % 4 == 0, "report: part %d has %zu bytes", i, p->bytes[i]);

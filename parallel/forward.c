@@ -31,7 +31,7 @@ struct dskv_forward {
     void *x, *h;              /* [max_tokens, width]: the residual stream; its norm */
     void *wide, *narrow;      /* [max_tokens, qkv or up columns]; [max_tokens, heads or MLP columns] */
     int32_t *kv_head_of_head; /* [n_heads_local] */
-    uint32_t *turn;           /* of the two places for plans, and for reports */
+    struct dskv_turn *turn;   /* of the two places for plans, and for reports */
     /* Null where the device reads host memory: the plan there, and the places that it comes from. */
     struct dskv_plan *device_plan;
     struct dskv_turns plans;
@@ -294,9 +294,8 @@ static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *
     struct dskv_tensor up = buffer(f, f->wide, rows, m->gated ? 2 * mlp : mlp);
     struct dskv_tensor act = buffer(f, f->narrow, rows, mlp);
 
-    matmul(f, h, w->up, w->up_bias, up);
-    struct dskv_activate activate = {m->activation, m->gated, up, act};
-    dskv_op_activate(f->parts.device, &activate);
+    struct dskv_matmul_activate activate = {{h, w->up, w->up_bias, up}, {m->activation, m->gated, up, act}};
+    dskv_op_matmul_activate(f->parts.device, &activate);
     matmul(f, act, w->down, NULL, partial(f, rows));
     return add_partials(f, rows, w->down_bias, is_last ? f->parts.weights->norm_weight : w[1].norm1_weight,
                         is_last ? f->parts.weights->norm_bias : w[1].norm1_bias, error);
@@ -454,4 +453,10 @@ enum dskv_exit dskv_forward_collect(struct dskv_forward *f, const struct dskv_ro
         return DSKV_EXIT_DEVICE;
     *results = dskv_select_results(f->select, f->steps[place].plan, place);
     return DSKV_EXIT_OK;
+}
+
+struct dskv_turn_times dskv_forward_times(const struct dskv_forward *f)
+{
+    DSKV_ASSERT(f->n_collected > 0, "no step was collected");
+    return dskv_select_times(f->select, (f->n_collected - 1) % 2);
 }

@@ -42,6 +42,9 @@ enum dskv_exit dskv_forward_submit(struct dskv_forward *forward, const struct ds
                                    struct dskv_error *error);
 /* Without waiting: whether the oldest step under way has ended, or the device failed. */
 int dskv_forward_reached(struct dskv_forward *forward);
+/* When the device began and ended the step that was collected last, by its clock; begun 0 where plans are not received.
+ */
+struct dskv_turn_times dskv_forward_times(const struct dskv_forward *forward);
 /* Waits for the oldest step under way.  Where rows are selected *results gets [used.n_rows], valid until the next
  * collect; elsewhere null. */
 enum dskv_exit dskv_forward_collect(struct dskv_forward *forward, const struct dskv_row_result **results,

@@ -16,15 +16,16 @@ struct dskv_select_state {
     int32_t chunk_rows;
     void *memory; /* device: all buffers of the first group, one allocation */
     size_t memory_bytes;
-    void *hidden;              /* activation [chunk_rows, width] */
-    int32_t *drawn;            /* [max_tokens], until the next step's rows are chosen */
-    float *full;               /* [chunk_rows, vocab]: whole rows, gathered from several shards */
-    int32_t *in_order;         /* [chunk_rows]: 0, 1, 2 ... */
-    void *scratch;             /* of dskv_op_sample */
-    int selects;               /* this rank chooses and draws; the rest is null elsewhere */
-    struct dskv_turns reports; /* of each chunk in turn: every shard's word, and the tokens that were drawn */
-    size_t reported;           /* bytes of the step that is being queued */
-    float *logits;             /* host [max_logit_rows, vocab]: rows of the last step that wanted whole ones */
+    void *hidden;      /* activation [chunk_rows, width] */
+    int32_t *drawn;    /* [max_tokens], until the next step's rows are chosen */
+    float *full;       /* [chunk_rows, vocab]: whole rows, gathered from several shards */
+    int32_t *in_order; /* [chunk_rows]: 0, 1, 2 ... */
+    void *scratch;     /* of dskv_op_sample */
+    int selects;       /* this rank chooses and draws; the rest is null elsewhere */
+    /* Places: times, then of each chunk every shard's word and the tokens that were drawn. */
+    struct dskv_turns reports;
+    size_t reported; /* bytes of the step that is being queued */
+    float *logits;   /* host [max_logit_rows, vocab]: rows of the last step that wanted whole ones */
     int32_t n_logits;
     struct dskv_row_result *results; /* [max_tokens] */
     int32_t *topk_ids;               /* [max_tokens, DSKV_MAX_TOPK] */
@@ -127,21 +128,28 @@ static size_t report_bytes(const struct dskv_select_state *s, int32_t n_rows, in
     return (size_t)s->parts.shard->n_ranks * slot_layout(n_rows, k).logits + (size_t)n_rows * sizeof(int32_t);
 }
 
-static int alloc_results(struct dskv_select_state *s)
+/* Every rank reports, if only when a step began and ended. */
+static int alloc_places(struct dskv_select_state *s)
 {
-    size_t rows = (size_t)s->parts.bounds.max_tokens, n_chunks = rows / (size_t)s->chunk_rows + 1;
-    size_t bytes = n_chunks * report_bytes(s, s->chunk_rows, DSKV_MAX_TOPK);
-    size_t logits = (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab;
+    size_t rows = (size_t)s->parts.bounds.max_tokens, n_chunks = s->selects ? rows / (size_t)s->chunk_rows + 1 : 0;
+    size_t bytes = sizeof(struct dskv_turn_times) + n_chunks * report_bytes(s, s->chunk_rows, DSKV_MAX_TOPK);
     for (int i = 0; i < 2; i++)
         s->reports.places[i] = dskv_device_host_alloc(s->parts.device, bytes);
+    return s->reports.places[0] && s->reports.places[1];
+}
+
+static int alloc_results(struct dskv_select_state *s)
+{
+    size_t rows = (size_t)s->parts.bounds.max_tokens;
+    size_t logits = (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab;
     s->logits = dskv_device_host_alloc(s->parts.device, logits * sizeof *s->logits);
     s->results = calloc(rows, sizeof *s->results);
     s->topk_ids = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_ids);
     s->topk_logprobs = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_logprobs);
-    return s->reports.places[0] && s->reports.places[1] && s->logits && s->results && s->topk_ids && s->topk_logprobs;
+    return s->logits && s->results && s->topk_ids && s->topk_logprobs;
 }
 
-enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, uint32_t *turn,
+enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct dskv_turn *turn,
                                 struct dskv_select_state **state, struct dskv_error *error)
 {
     struct dskv_select_state *s = dskv_calloc(1, sizeof *s);
@@ -151,7 +159,7 @@ enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, uint32_t
     s->selects = parts->shard->rank == 0 || parts->every_rank_selects;
     s->memory_bytes = place_buffers(s);
     s->memory = dskv_device_alloc(parts->device, s->memory_bytes);
-    if (!s->memory || (s->selects && !alloc_results(s))) {
+    if (!s->memory || !alloc_places(s) || (s->selects && !alloc_results(s))) {
         dskv_select_close(&s);
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %d rows of logits", (int)parts->max_logit_rows);
     }
@@ -290,7 +298,7 @@ void dskv_select_report(struct dskv_select_state *s, const struct dskv_select_ch
 {
     struct dskv_report report = {.to = s->reports, .passes_turn = is_last};
     if (c->first == 0)
-        s->reported = 0;
+        s->reported = sizeof(struct dskv_turn_times);
     report.offset = s->reported;
     for (int32_t r = 0; s->selects && c->n_rows && r < s->parts.shard->n_ranks; r++) {
         report.parts[report.n_parts] = s->slots[r];
@@ -341,9 +349,16 @@ static void merge_chunk(struct dskv_select_state *s, const struct dskv_plan *pla
     }
 }
 
+struct dskv_turn_times dskv_select_times(const struct dskv_select_state *s, int place)
+{
+    struct dskv_turn_times times;
+    memcpy(&times, s->reports.places[place], sizeof times);
+    return times;
+}
+
 const struct dskv_row_result *dskv_select_results(struct dskv_select_state *s, const struct dskv_plan *plan, int place)
 {
-    const char *report = s->reports.places[place];
+    const char *report = (const char *)s->reports.places[place] + sizeof(struct dskv_turn_times);
     const float *logits = s->logits;
     if (!s->selects)
         return NULL;

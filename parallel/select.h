@@ -17,7 +17,7 @@ struct dskv_select_state;
 size_t dskv_select_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
                               int32_t max_tokens);
 /* turn: whose the places that steps report to are (struct dskv_turns).  DSKV_EXIT_MEMORY. */
-enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, uint32_t *turn,
+enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct dskv_turn *turn,
                                 struct dskv_select_state **state, struct dskv_error *error);
 void dskv_select_close(struct dskv_select_state **state);
 
@@ -53,6 +53,8 @@ void dskv_select_report(struct dskv_select_state *state, const struct dskv_selec
 /* Queues the copies of whole rows that are wanted: right after the chunk's report, before the next is computed. */
 void dskv_select_fetch(struct dskv_select_state *state, const struct dskv_plan *plan,
                        const struct dskv_select_chunk *chunk);
+/* When the device began and ended the last step that reported to a place. */
+struct dskv_turn_times dskv_select_times(const struct dskv_select_state *state, int place);
 /* When the device has done it all: results[used.n_rows] of the plan where rows are selected, else null.  place: 0 for
  * the first step, then 1, 0 ... */
 const struct dskv_row_result *dskv_select_results(struct dskv_select_state *state, const struct dskv_plan *plan,

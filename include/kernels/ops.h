@@ -222,6 +222,13 @@ struct dskv_activate {
 };
 void dskv_op_activate(struct dskv_device *device, const struct dskv_activate *p);
 
+/* The matmul, then the activation of what it gives, as the two operations would; matmul.y is left undefined. */
+struct dskv_matmul_activate {
+    struct dskv_matmul matmul;
+    struct dskv_activate activate; /* activate.x is matmul.y */
+};
+void dskv_op_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p);
+
 /* x += (y + bias), y + bias rounded first: the residual after the sum over ranks. */
 struct dskv_residual {
     struct dskv_tensor x, y; /* activation [rows, width] */
@@ -315,9 +322,13 @@ void dskv_op_kv_copy(struct dskv_device *device, const struct dskv_kv_copy *p);
 
 /* Two places in host memory (of dskv_device_host_alloc) that take turns: the host fills or reads one while the device
  * works with the other.  Whose turn it is is counted on the device, so that a recording serves both. */
+struct dskv_turn {     /* device memory, zeroed at the start */
+    uint64_t begun_ns; /* the device's clock when the last receive began */
+    uint32_t count;    /* places[count % 2] */
+};
 struct dskv_turns {
     void *places[2];
-    uint32_t *turn; /* device; starts at 0: places[*turn % 2] */
+    struct dskv_turn *turn;
 };
 /* dst = the first bytes (a multiple of 16, dst 16-byte aligned) of the place whose turn it is. */
 struct dskv_receive {
@@ -327,12 +338,17 @@ struct dskv_receive {
 };
 void dskv_op_receive(struct dskv_device *device, const struct dskv_receive *p);
 
-/* The parts, one after the other, to the place whose turn it is, from `offset` on; then, if asked for, the turn passes.
- */
+/* When a turn began (where something was received) and ended, by the device's clock: what a report that ends one
+ * leaves at the start of its place. */
+struct dskv_turn_times {
+    uint64_t begun_ns, ended_ns;
+};
+/* The parts, one after the other, to the place whose turn it is, from `offset` on; then, if asked for, the times, and
+ * the turn passes. */
 #define DSKV_MAX_REPORT_PARTS (DSKV_MAX_RANKS + 1)
 struct dskv_report {
     struct dskv_turns to;
-    size_t offset;
+    size_t offset;                            /* at least that of the times' end */
     const void *parts[DSKV_MAX_REPORT_PARTS]; /* device */
     size_t bytes[DSKV_MAX_REPORT_PARTS];      /* multiples of 4; all together below 2^31 */
     int32_t n_parts;                          /* may be 0 */

@@ -66,6 +66,7 @@ int dskv_cuda_begins_early(void);
 void dskv_cuda_matmul_lt_prepare(struct dskv_device *device, const struct dskv_weight *weight);
 void dskv_cuda_matmul_lt_close(struct dskv_cuda_lt **lt);
 void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p);
+void dskv_cuda_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p);
 void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);
 void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
 void dskv_cuda_rope_kv_write(struct dskv_device *device, const struct dskv_rope_kv_write *p);

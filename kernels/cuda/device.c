@@ -252,6 +252,7 @@ static const struct dskv_op_table cuda_ops = {
     .rope_kv_write = dskv_cuda_rope_kv_write,
     .attention = dskv_cuda_attention,
     .activate = dskv_cuda_activate,
+    .matmul_activate = dskv_cuda_matmul_activate,
     .residual = dskv_cuda_residual,
     .residual_norm = dskv_cuda_residual_norm,
     .sum = dskv_cuda_sum,

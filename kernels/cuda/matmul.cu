@@ -181,6 +181,14 @@ extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct ds
     launched(device, "matmul");
 }
 
+extern "C" void dskv_cuda_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
+{
+    if (p->matmul.x.rows < DSKV_CUDA_MANY_ROWS && dskv_cuda_matmul_stream_activate(device, p))
+        return;
+    dskv_cuda_matmul(device, &p->matmul);
+    dskv_cuda_activate(device, &p->activate);
+}
+
 extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p)
 {
     if (p->x.rows < DSKV_CUDA_MANY_ROWS || !dskv_cuda_matmul_lt(device, p))

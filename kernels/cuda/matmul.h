@@ -16,6 +16,9 @@ void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *
 /* The streaming kernel: 1 when it has been queued, 0 when this shape or GPU is not for it. */
 int dskv_cuda_matmul_stream(struct dskv_device *device, const struct dskv_matmul *p);
 
+/* The same followed by the activation, rounding where the two do. */
+int dskv_cuda_matmul_stream_activate(struct dskv_device *device, const struct dskv_matmul_activate *p);
+
 /* cuBLASLt, where the bits of its algorithm for this shape are those of the own kernels: 1 when queued, 0 when an own
  * kernel must serve. */
 int dskv_cuda_matmul_lt(struct dskv_device *device, const struct dskv_matmul *p);

@@ -10,6 +10,7 @@
  * A launch may overlap its predecessor's end: weights, which no operation writes, are requested at once, x and y are
  * touched after the wait.
  */
+#include "cuda/activation.cuh"
 #include "cuda/matmul.cuh"
 
 #include <algorithm>
@@ -36,10 +37,15 @@ template <int TOKENS> struct deal {
     };
 };
 
+/* What becomes of an output.  GATED: a unit has eight outputs of the gate and the eight factors that belong to them, so
+ * that a thread holds both; weights come in two boxes, of either kind. */
+enum ending { PLAIN, ACTIVATED, GATED };
+
 struct stream_plan {
-    int64_t n, y_stride;
+    int64_t n, y_stride;          /* n: outputs, GATED: gates, with as many factors behind them */
     int rows, n_k_boxes, n_units; /* units of outputs in a tile */
     int n_tiles, n_boxes, n_stages;
+    enum dskv_activation activation;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -89,17 +95,21 @@ struct ring {
     int stage_bytes, w_box_bytes, x_box_bytes;
 };
 
-/* One thread: every stage of one operand, for all of this block's tiles.  Where k ends inside a stage, the rest reads
+/* One thread: every stage of one operand, for all of this block's tiles.  further: from the rows of its first box to
+ * those of its second, which lies behind it; 0: there is none.  Where k ends inside a stage, the rest reads
  * as zeros.  Counters instead of quotients: a step of the smallest tiles has few hundred cycles. */
 __device__ __forceinline__ void feed(const struct ring &ring, const struct stream_plan &plan, const CUtensorMap *map,
-                                     int place, int bytes, int row, int row_step)
+                                     int place, int bytes, int row, int row_step, int further)
 {
     int slot = 0, parity = 1; /* a barrier that has never completed lets the other parity pass */
     for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x, row += row_step)
         for (int box = 0; box < plan.n_k_boxes; box += plan.n_boxes) {
             barrier_wait(ring.empty + slot, parity);
             barrier_expect(ring.full + slot, bytes);
-            copy_boxes(ring.stages + slot * ring.stage_bytes + place, map, row, box, ring.full + slot);
+            unsigned char *stage = ring.stages + slot * ring.stage_bytes + place;
+            copy_boxes(stage, map, row, box, ring.full + slot);
+            if (further)
+                copy_boxes(stage + bytes / 2, map, row + further, box, ring.full + slot);
             if (++slot == plan.n_stages)
                 slot = 0, parity ^= 1;
         }
@@ -110,12 +120,12 @@ template <int TOKENS> struct operands {
     uint32_t w[2][4], x[2 * deal<TOKENS>::BLOCKS * 2];
 };
 
-/* w, x: the warp's rows of a box, half: which 32 of its 64 k-values. */
+/* w: the lane's row of a box, x: the warp's rows, half: which 32 of its 64 k-values. */
 template <int TOKENS>
 __device__ __forceinline__ void load_operands(struct operands<TOKENS> &o, uint32_t w, uint32_t x, int half, int lane)
 {
     for (int kk = 0; kk < 2; kk++)
-        load_matrices(o.w[kk], w + lane % 16 * BOX_ROW_BYTES + ((half * 4 + kk * 2 + lane / 16) ^ (lane & 7)) * 16);
+        load_matrices(o.w[kk], w + ((half * 4 + kk * 2 + lane / 16) ^ (lane & 7)) * 16);
     if constexpr (deal<TOKENS>::BLOCKS == 1) /* one load serves both steps of k, or one step of two blocks of rows */
         load_matrices(o.x, x + lane % 8 * BOX_ROW_BYTES + ((half * 4 + lane / 8) ^ (lane & 7)) * 16);
     else
@@ -135,7 +145,27 @@ __device__ __forceinline__ void multiply(float (*c)[4], const struct operands<TO
             mma<T>(c[j], o.w[kk], o.x[(kk * n + j) * 2], o.x[(kk * n + j) * 2 + 1]);
 }
 
+/* The lane's output of GATED units, each of all its rows. */
 template <typename Y, int TOKENS>
+__device__ __forceinline__ void store_gated(const float (*c)[4], const struct stream_plan &plan, const float *bias,
+                                            Y *y, int64_t output, int first_row)
+{
+    if (output >= plan.n)
+        return;
+    float gate_shift = bias ? bias[output] : 0.0f, shift = bias ? bias[plan.n + output] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < deal<TOKENS>::BLOCKS; j++) {
+            int row = first_row + j * 8 + i;
+            Y gate = from_float<Y>(bias ? c[j][i] + gate_shift : c[j][i]);
+            Y factor = from_float<Y>(bias ? c[j][i + 2] + shift : c[j][i + 2]);
+            if (row < plan.rows)
+                y[row * plan.y_stride + output] = activated(plan.activation, gate, factor);
+        }
+}
+
+template <typename Y, int TOKENS, enum ending ENDING>
 __device__ __forceinline__ void store(const float (*c)[4], const struct stream_plan &plan, const float *bias, Y *y,
                                       int64_t first_output, int first_row)
 {
@@ -146,23 +176,26 @@ __device__ __forceinline__ void store(const float (*c)[4], const struct stream_p
 #pragma unroll
         for (int j = 0; j < deal<TOKENS>::BLOCKS; j++) {
             int row = first_row + j * 8 + i % 2;
+            Y value = from_float<Y>(bias ? c[j][i] + shift : c[j][i]);
             if (output < plan.n && row < plan.rows)
-                y[row * plan.y_stride + output] = from_float<Y>(bias ? c[j][i] + shift : c[j][i]);
+                y[row * plan.y_stride + output] = ENDING == PLAIN ? value : activated(plan.activation, value);
         }
     }
 }
 
 /* A warp's unit of outputs of each tile, over the stages as they come.  The next operands are on their way while the
  * last ones are multiplied: a chain of dependent products is what bounds the smallest tiles. */
-template <typename T, typename Y, int TOKENS>
+template <typename T, typename Y, int TOKENS, enum ending ENDING>
 __device__ __forceinline__ void consume(const struct ring &ring, const struct stream_plan &plan, const float *bias,
                                         Y *y, int warp, int lane)
 {
     using D = deal<TOKENS>;
     int unit = warp / D::GROUPS, group = warp % D::GROUPS, slot = 0, parity = 0;
-    const uint32_t w_rows = shared_address(ring.stages) + unit * UNIT * BOX_ROW_BYTES;
-    const uint32_t x_rows =
-        shared_address(ring.stages) + plan.n_boxes * ring.w_box_bytes + group * D::BLOCKS * 8 * BOX_ROW_BYTES;
+    const int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES;
+    const uint32_t w_rows = shared_address(ring.stages) +
+                            (ENDING == GATED ? (unit * 8 + lane % 8) * BOX_ROW_BYTES + (lane & 8 ? w_bytes / 2 : 0)
+                                             : (unit * UNIT + lane % 16) * BOX_ROW_BYTES);
+    const uint32_t x_rows = shared_address(ring.stages) + w_bytes + group * D::BLOCKS * 8 * BOX_ROW_BYTES;
     for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x) {
         float c[D::BLOCKS][4] = {};
         struct operands<TOKENS> first, second;
@@ -199,14 +232,18 @@ __device__ __forceinline__ void consume(const struct ring &ring, const struct st
             }
             multiply<T, TOKENS>(c, second);
         }
-        store<Y, TOKENS>(c, plan, bias, y, ((int64_t)tile * plan.n_units + unit) * UNIT + lane / 4,
-                         (int)blockIdx.y * TOKENS + group * D::BLOCKS * 8 + lane % 4 * 2);
+        int64_t tile_unit = (int64_t)tile * plan.n_units + unit;
+        int first_row = (int)blockIdx.y * TOKENS + group * D::BLOCKS * 8 + lane % 4 * 2;
+        if constexpr (ENDING == GATED)
+            store_gated<Y, TOKENS>(c, plan, bias, y, tile_unit * 8 + lane / 4, first_row);
+        else
+            store<Y, TOKENS, ENDING>(c, plan, bias, y, tile_unit * UNIT + lane / 4, first_row);
     }
 }
 
 #endif
 
-template <typename T, typename Y, int TOKENS>
+template <typename T, typename Y, int TOKENS, enum ending ENDING>
 __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
     stream_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
                   const float *bias, Y *y, const struct stream_plan plan)
@@ -217,10 +254,11 @@ __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_consumers = plan.n_units * D::GROUPS;
     struct ring ring = {stages, full, empty};
-    int tile_rows = plan.n_units * UNIT;
+    int tile_rows = plan.n_units * (ENDING == GATED ? 8 : UNIT); /* of a box */
+    int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES, x_bytes = plan.n_boxes * TOKENS * BOX_ROW_BYTES;
     ring.w_box_bytes = tile_rows * BOX_ROW_BYTES;
     ring.x_box_bytes = TOKENS * BOX_ROW_BYTES;
-    ring.stage_bytes = plan.n_boxes * (ring.w_box_bytes + ring.x_box_bytes);
+    ring.stage_bytes = w_bytes + x_bytes;
     if (threadIdx.x == 0) {
         for (int i = 0; i < plan.n_stages; i++) {
             barrier_init(full + i, 2);
@@ -230,15 +268,15 @@ __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
     }
     __syncthreads();
     let_next_begin();
-    int w_bytes = plan.n_boxes * ring.w_box_bytes, x_bytes = plan.n_boxes * ring.x_box_bytes;
     if (warp < n_consumers) {
         wait_for_previous(); /* y may still be read by the operation before */
-        consume<T, Y, TOKENS>(ring, plan, bias, y, warp, lane);
+        consume<T, Y, TOKENS, ENDING>(ring, plan, bias, y, warp, lane);
     } else if (warp == n_consumers && lane == 0) {
-        feed(ring, plan, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows);
+        feed(ring, plan, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
+             ENDING == GATED ? (int)plan.n : 0);
     } else if (warp > n_consumers && lane == 0) {
         wait_for_previous(); /* x may still be written */
-        feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0);
+        feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
     }
 #endif
 }
@@ -275,10 +313,16 @@ static CUresult encode(CUtensorMap *map, enum dskv_dtype dtype, const void *data
 }
 
 /* The tile that gives the busiest multiprocessor the least to read: weights, and x again for each tile, from nearer. */
-template <int TOKENS> static struct stream_plan make_plan(const struct dskv_matmul *p, int n_multiprocessors)
+template <int TOKENS>
+static struct stream_plan make_plan(const struct dskv_matmul *p, enum ending ending, int n_multiprocessors)
 {
-    struct stream_plan plan = {p->w->n, p->y.stride, (int)p->x.rows, (int)(p->w->k / BOX_K)};
-    int n_units = (int)((p->w->n + UNIT - 1) / UNIT), least = INT_MAX;
+    struct stream_plan plan = {};
+    int unit = ending == GATED ? 8 : UNIT, least = INT_MAX;
+    plan.n = ending == GATED ? p->w->n / 2 : p->w->n;
+    plan.y_stride = p->y.stride;
+    plan.rows = (int)p->x.rows;
+    plan.n_k_boxes = (int)(p->w->k / BOX_K);
+    int n_units = (int)((plan.n + unit - 1) / unit);
     for (int tile = 2; tile <= deal<TOKENS>::MAX_UNITS; tile++) {
         int n_tiles = (n_units + tile - 1) / tile;
         int rows = (n_tiles + n_multiprocessors - 1) / n_multiprocessors * (tile * UNIT + TOKENS / 2);
@@ -295,38 +339,47 @@ template <int TOKENS> static struct stream_plan make_plan(const struct dskv_matm
     return plan;
 }
 
-template <typename T, typename Y, int TOKENS>
-static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p)
+/* p->y: where the ending writes. */
+template <typename T, typename Y, int TOKENS, enum ending ENDING>
+static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
-    struct stream_plan plan = make_plan<TOKENS>(p, cuda->n_multiprocessors);
+    struct stream_plan plan = make_plan<TOKENS>(p, ENDING, cuda->n_multiprocessors);
+    plan.activation = activation;
     CUtensorMap w_map, x_map;
     int64_t k_padded = dskv_cuda_padded(p->w->k);
-    if (encode(&w_map, p->w->dtype, p->w->data, dskv_cuda_padded(p->w->n), k_padded, k_padded, plan.n_units * UNIT,
-               plan.n_boxes) != CUDA_SUCCESS ||
+    if (encode(&w_map, p->w->dtype, p->w->data, dskv_cuda_padded(p->w->n), k_padded, k_padded,
+               plan.n_units * (ENDING == GATED ? 8 : UNIT), plan.n_boxes) != CUDA_SUCCESS ||
         encode(&x_map, p->x.dtype, p->x.data, p->x.rows, p->w->k, p->x.stride, TOKENS, plan.n_boxes) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;
     dim3 grid((unsigned)std::min(plan.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
     dim3 block((unsigned)(plan.n_units * deal<TOKENS>::GROUPS + 2) * 32);
-    queue_kernel(&cuda->base, "matmul", stream_kernel<T, Y, TOKENS>, grid, block, SHARED_BYTES, w_map, x_map, p->bias,
-                 (Y *)p->y.data, plan);
+    queue_kernel(&cuda->base, "matmul", stream_kernel<T, Y, TOKENS, ENDING>, grid, block, SHARED_BYTES, w_map, x_map,
+                 p->bias, (Y *)p->y.data, plan);
     return cudaSuccess;
 }
 
-template <typename T, typename Y> static cudaError_t launch_rows(struct dskv_cuda *cuda, const struct dskv_matmul *p)
+template <typename T, typename Y, enum ending ENDING>
+static cudaError_t launch_rows(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
     if (p->x.rows <= 8)
-        return launch<T, Y, 8>(cuda, p);
+        return launch<T, Y, 8, ENDING>(cuda, p, activation);
     if (p->x.rows <= 16)
-        return launch<T, Y, 16>(cuda, p);
-    return launch<T, Y, 32>(cuda, p);
+        return launch<T, Y, 16, ENDING>(cuda, p, activation);
+    return launch<T, Y, 32, ENDING>(cuda, p, activation);
 }
 
-template <typename T, typename Y> static bool allow_shared(void)
+template <typename T, typename Y, enum ending ENDING> static bool allow_shared(void)
 {
     auto allow = [](auto kernel) {
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES) == cudaSuccess;
     };
-    return allow(stream_kernel<T, Y, 8>) && allow(stream_kernel<T, Y, 16>) && allow(stream_kernel<T, Y, 32>);
+    return allow(stream_kernel<T, Y, 8, ENDING>) && allow(stream_kernel<T, Y, 16, ENDING>) &&
+           allow(stream_kernel<T, Y, 32, ENDING>);
+}
+template <typename T> static bool allow_all(void)
+{
+    return allow_shared<T, float, PLAIN>() && allow_shared<T, T, PLAIN>() && allow_shared<T, T, ACTIVATED>() &&
+           allow_shared<T, T, GATED>();
 }
 
 /* What was compiled counts, not the GPU: code for an older one, compiled anew for a newer, has no copies in it, and no
@@ -334,34 +387,53 @@ template <typename T, typename Y> static bool allow_shared(void)
 extern "C" int dskv_cuda_begins_early(void)
 {
     struct cudaFuncAttributes compiled;
-    bool can =
-        cudaFuncGetAttributes(&compiled, stream_kernel<__half, __half, 8>) == cudaSuccess && compiled.ptxVersion >= 90;
+    bool can = cudaFuncGetAttributes(&compiled, stream_kernel<__half, __half, 8, PLAIN>) == cudaSuccess &&
+               compiled.ptxVersion >= 90;
     (void)cudaGetLastError(); /* a refusal is an answer */
     return can;
 }
 
 extern "C" int dskv_cuda_matmul_stream_open(void)
 {
-    bool can = dskv_cuda_begins_early() && find_encode() && allow_shared<__half, __half>() &&
-               allow_shared<__half, float>() && allow_shared<__nv_bfloat16, __nv_bfloat16>() &&
-               allow_shared<__nv_bfloat16, float>();
+    bool can = dskv_cuda_begins_early() && find_encode() && allow_all<__half>() && allow_all<__nv_bfloat16>();
     (void)cudaGetLastError(); /* a refusal is an answer */
     return can;
+}
+
+static bool streams(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
+{
+    return cuda->has_stream_matmul && p->w->dtype != DSKV_F32 && p->w->k > 0 && p->w->k % BOX_K == 0 &&
+           p->x.stride % 8 == 0 && (uintptr_t)p->x.data % 16 == 0;
 }
 
 extern "C" int dskv_cuda_matmul_stream(struct dskv_device *device, const struct dskv_matmul *p)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
-    if (!cuda->has_stream_matmul || p->w->dtype == DSKV_F32 || p->w->k == 0 || p->w->k % BOX_K || p->x.stride % 8 ||
-        (uintptr_t)p->x.data % 16)
+    if (!streams(cuda, p))
         return 0;
-    bool to_f32 = p->y.dtype == DSKV_F32;
-    cudaError_t error;
-    if (p->w->dtype == DSKV_F16)
-        error = to_f32 ? launch_rows<__half, float>(cuda, p) : launch_rows<__half, __half>(cuda, p);
-    else
-        error =
-            to_f32 ? launch_rows<__nv_bfloat16, float>(cuda, p) : launch_rows<__nv_bfloat16, __nv_bfloat16>(cuda, p);
+    auto launch_plain = [&](auto t) {
+        using T = decltype(t);
+        return p->y.dtype == DSKV_F32 ? launch_rows<T, float, PLAIN>(cuda, p, DSKV_RELU)
+                                      : launch_rows<T, T, PLAIN>(cuda, p, DSKV_RELU);
+    };
+    cudaError_t error = p->w->dtype == DSKV_F16 ? launch_plain(__half()) : launch_plain(__nv_bfloat16());
+    dskv_cuda_note(cuda, error, "matmul");
+    return 1;
+}
+
+extern "C" int dskv_cuda_matmul_stream_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
+{
+    struct dskv_cuda *cuda = dskv_cuda_of(device);
+    struct dskv_matmul matmul = p->matmul;
+    if (!streams(cuda, &matmul))
+        return 0;
+    matmul.y = p->activate.out;
+    auto launch_activated = [&](auto t) {
+        using T = decltype(t);
+        return p->activate.gated ? launch_rows<T, T, GATED>(cuda, &matmul, p->activate.kind)
+                                 : launch_rows<T, T, ACTIVATED>(cuda, &matmul, p->activate.kind);
+    };
+    cudaError_t error = matmul.w->dtype == DSKV_F16 ? launch_activated(__half()) : launch_activated(__nv_bfloat16());
     dskv_cuda_note(cuda, error, "matmul");
     return 1;
 }

@@ -3,6 +3,7 @@
  * Grid: one block a row (norm: norm.cuh), else (neighbours of a row / 128, rows), a thread takes N neighbours: 8
  * where all of an operation's rows lie at multiples of 16 bytes, else 1.  Which of the two changes no bit.
  */
+#include "cuda/activation.cuh"
 #include "cuda/norm.cuh"
 
 enum { THREADS = 128 };
@@ -132,16 +133,6 @@ extern "C" void dskv_cuda_residual_norm(struct dskv_device *device, const struct
     launch_norm(device, &p->norm, &p->residual);
 }
 
-__device__ __forceinline__ float activation(enum dskv_activation kind, float x)
-{
-    switch (kind) {
-    case DSKV_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * (x * x * x))));
-    case DSKV_GELU_ERF: return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-    case DSKV_SILU: return x / (1.0f + expf(-x));
-    default: return x > 0.0f ? x : 0.0f; /* DSKV_RELU */
-    }
-}
-
 template <typename T, int N>
 __global__ void activate_kernel(enum dskv_activation kind, int gated, const T *x, int64_t x_stride, T *out,
                                 int64_t out_stride, int64_t n)
@@ -155,12 +146,8 @@ __global__ void activate_kernel(enum dskv_activation kind, int gated, const T *x
     if (gated)
         gate = load<T, N>(place + n);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        float y = activation(kind, to_float(in.at[i]));
-        if (gated) /* rounded where two operations would round */
-            y = to_float(from_float<T>(y)) * to_float(gate.at[i]);
-        in.at[i] = from_float<T>(y);
-    }
+    for (int i = 0; i < N; i++)
+        in.at[i] = gated ? activated(kind, in.at[i], gate.at[i]) : activated(kind, in.at[i]);
     store<T, N>(out + row * out_stride + column, in);
 }
 

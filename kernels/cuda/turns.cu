@@ -5,13 +5,22 @@
 
 enum { TURN_THREADS = 512 };
 
+__device__ __forceinline__ uint64_t clock_ns()
+{
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
 /* Grid: 16 bytes a thread. */
 __global__ void receive_kernel(struct dskv_turns from, uint4 *dst, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * TURN_THREADS + threadIdx.x;
     wait_for_previous();
+    if (i == 0)
+        from.turn->begun_ns = clock_ns();
     if (i < n)
-        dst[i] = ((const uint4 *)from.places[*from.turn % 2])[i];
+        dst[i] = ((const uint4 *)from.places[from.turn->count % 2])[i];
 }
 
 extern "C" void dskv_cuda_receive(struct dskv_device *device, const struct dskv_receive *p)
@@ -33,13 +42,15 @@ __global__ void __launch_bounds__(TURN_THREADS)
     report_kernel(struct dskv_turns to, int64_t offset, const report_parts parts, int passes_turn)
 {
     follow_previous();
-    uint32_t turn = *to.turn, *place = (uint32_t *)to.places[turn % 2] + offset;
+    uint32_t turn = to.turn->count, *start = (uint32_t *)to.places[turn % 2], *place = start + offset;
     for (int i = 0, first = 0; i < parts.n; first = parts.end[i++])
         for (int word = first + (int)threadIdx.x; word < parts.end[i]; word += TURN_THREADS)
             place[word] = parts.data[i][word - first];
     __syncthreads();
-    if (threadIdx.x == 0 && passes_turn)
-        *to.turn = turn + 1;
+    if (threadIdx.x == 0 && passes_turn) {
+        *(struct dskv_turn_times *)start = {to.turn->begun_ns, clock_ns()};
+        to.turn->count = turn + 1;
+    }
 }
 
 extern "C" void dskv_cuda_report(struct dskv_device *device, const struct dskv_report *p)

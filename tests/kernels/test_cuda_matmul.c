@@ -159,6 +159,46 @@ static void large_shapes_agree(void)
         }
 }
 
+/* The matmul with its activation against the two operations one after the other. */
+static void activated_rows(const struct problem *p, int64_t rows, int gated, enum dskv_activation kind, int64_t gap)
+{
+    int64_t n = gated ? p->n / 2 : p->n;
+    float *values[2];
+    for (int fused = 0; fused < 2; fused++) {
+        struct dskv_tensor x = test_put(gpu, p->x, p->activation, rows, p->k, gap);
+        struct dskv_tensor y = test_put(gpu, NULL, p->activation, rows, p->n, gap);
+        struct dskv_tensor out = test_put(gpu, NULL, p->activation, rows, n, gap);
+        struct dskv_matmul_activate both = {{x, p->weight, p->device_bias, y}, {kind, gated, y, out}};
+        if (fused) {
+            dskv_op_matmul_activate(gpu, &both);
+        } else {
+            dskv_op_matmul(gpu, &both.matmul);
+            dskv_op_activate(gpu, &both.activate);
+        }
+        values[fused] = test_take(gpu, &out);
+        free(test_take(gpu, &y));
+        free(test_take(gpu, &x));
+    }
+    CU_ASSERT(test_same_bits("activated rows", values[1], values[0], (size_t)(rows * n)));
+    free(values[0]);
+    free(values[1]);
+}
+
+static void matmul_and_activation(void)
+{
+    static const struct {
+        int64_t n, k;
+    } sizes[] = {{64, 64}, {200, 128}, {2 * 1000, 576}, {2 * 1344, 320}, {2 * 14336, 128}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (enum dskv_dtype dtype = DSKV_F32; dtype <= DSKV_BF16; dtype++) {
+            struct problem p = problem_open(sizes[s].n, sizes[s].k, dtype, s % 2, 40 + (uint64_t)s);
+            for (int64_t rows = 1; rows <= 40; rows += rows < 3 ? 1 : 6)
+                for (int gated = 0; gated < 2; gated++)
+                    activated_rows(&p, rows, gated, (enum dskv_activation)(rows % DSKV_N_ACTIVATIONS), rows % 2 * GAP);
+            problem_close(&p);
+        }
+}
+
 static void no_inputs_and_no_outputs(void)
 {
     const float bias[3] = {1, 2, 3};
@@ -219,6 +259,7 @@ const struct dskv_test test_cuda_matmul[] = {
     {"matmul: f32 has the bits of the CPU", f32_has_the_bits_of_the_cpu},
     {"matmul: any number and place of rows", any_number_and_place_of_rows},
     {"matmul: large shapes agree", large_shapes_agree},
+    {"matmul: with its activation", matmul_and_activation},
     {"matmul: no inputs and no outputs", no_inputs_and_no_outputs},
     {"weights fill in pieces", weights_fill_in_pieces},
     {NULL, NULL},

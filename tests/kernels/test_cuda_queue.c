@@ -7,7 +7,7 @@
 
 enum { WORDS = 3000, STEPS = 7 };
 
-static struct dskv_turns open_places(uint32_t *turn, size_t bytes)
+static struct dskv_turns open_places(struct dskv_turn *turn, size_t bytes)
 {
     struct dskv_turns turns = {.turn = turn};
     for (int i = 0; i < 2; i++)
@@ -30,18 +30,19 @@ struct relay {
 static void relay(const struct relay *r)
 {
     dskv_op_receive(gpu, &(struct dskv_receive){r->in, r->words, WORDS * sizeof *r->words});
-    dskv_op_report(gpu, &(struct dskv_report){r->out, 0, {r->words + 1}, {4}, 1, 0});
-    dskv_op_report(gpu, &(struct dskv_report){r->out, 8, {r->words + 7, r->words}, {40, (WORDS - 5) * 4}, 2, 1});
+    dskv_op_report(gpu, &(struct dskv_report){r->out, 16, {r->words + 1}, {4}, 1, 0});
+    dskv_op_report(gpu, &(struct dskv_report){r->out, 24, {r->words + 7, r->words}, {40, (WORDS - 5) * 4}, 2, 1});
 }
 
 /* The host fills one place while the device works with the other; a recording serves both. */
 static void places_take_turns(void)
 {
-    uint32_t *turn = dskv_device_alloc(gpu, sizeof *turn);
+    struct dskv_turn *turn = dskv_device_alloc(gpu, sizeof *turn);
     struct relay r = {open_places(turn, WORDS * 4), open_places(turn, (WORDS + 20) * 4),
                       dskv_device_alloc(gpu, WORDS * 4)};
     struct dskv_recording *recording = NULL;
     dskv_mark marks[STEPS];
+    uint64_t ended_ns = 0;
     int wrong = 0;
     for (int step = 0; step < STEPS; step++) {
         uint32_t *place = r.in.places[step % 2];
@@ -61,13 +62,16 @@ static void places_take_turns(void)
         marks[step] = dskv_device_mark(gpu);
         CU_ASSERT_EQUAL(dskv_device_wait(gpu, marks[step], NULL), DSKV_OK);
         CU_ASSERT_EQUAL(dskv_device_reached(gpu, marks[step]), 1);
-        const uint32_t *got = r.out.places[step % 2], base = (uint32_t)step * 100000;
+        const uint32_t *got = (const uint32_t *)r.out.places[step % 2] + 4, base = (uint32_t)step * 100000;
         wrong += got[0] != base + 1 || got[1] != 0;
         for (uint32_t i = 0; i < 10; i++)
             wrong += got[2 + i] != base + 7 + i;
         for (uint32_t i = 0; i < WORDS - 5; i++)
             wrong += got[12 + i] != base + i;
         wrong += got[12 + WORDS - 5] != 0;
+        const struct dskv_turn_times *times = r.out.places[step % 2];
+        wrong += times->begun_ns == 0 || times->ended_ns < times->begun_ns || times->begun_ns < ended_ns;
+        ended_ns = times->ended_ns;
     }
     CU_ASSERT_EQUAL(wrong, 0);
     dskv_recording_close(gpu, &recording);
