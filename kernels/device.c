@@ -120,6 +120,23 @@ int dskv_device_is_host(const struct dskv_device *device)
     return device->table->is_host;
 }
 
+int32_t dskv_device_identity(const struct dskv_device *device)
+{
+    return device->table->identity ? device->table->identity(device) : 0;
+}
+
+void *dskv_device_queue(const struct dskv_device *device)
+{
+    return device->table->queue ? device->table->queue(device) : NULL;
+}
+
+size_t dskv_exchange_region_bytes(const struct dskv_device *device, int32_t n, size_t slot_bytes)
+{
+    DSKV_ASSERT(n >= 1 && n <= DSKV_MAX_PEERS && slot_bytes % 256 == 0, "%d peers, slots of %zu bytes", (int)n,
+                slot_bytes);
+    return device->table->exchange_bytes ? (size_t)(1 + n) * slot_bytes + device->table->exchange_bytes(n) : 0;
+}
+
 /* ---- the queue ---------------------------------------------------------------------------------- */
 
 void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes)

@@ -31,6 +31,11 @@ struct dskv_op_table {
     void (*report)(struct dskv_device *device, const struct dskv_report *p);
     void (*kv_gather)(struct dskv_device *device, const struct dskv_kv_dense *p);
     void (*kv_scatter)(struct dskv_device *device, const struct dskv_kv_dense *p);
+    /* Between devices; all null where they cannot reach each other's memory. */
+    void (*exchange_gather)(struct dskv_device *device, const struct dskv_exchange_gather *p);
+    void (*exchange_add)(struct dskv_device *device, const struct dskv_exchange_add *p);
+    int (*exchange_residual_norm)(struct dskv_device *device,
+                                  const struct dskv_exchange_residual_norm *p); /* 0: the two serve this shape */
 };
 
 struct dskv_device_table {
@@ -49,6 +54,10 @@ struct dskv_device_table {
     void *(*weight_alloc)(struct dskv_device *device, size_t bytes); /* as alloc; freed with free */
     void (*weight_fill)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                         const void *rows, enum dskv_dtype dtype);
+    /* Of several processes' devices; null where every process has its own. */
+    int32_t (*identity)(const struct dskv_device *device);
+    void *(*queue)(const struct dskv_device *device);
+    size_t (*exchange_bytes)(int32_t n); /* of a region, behind slot and parts */
     /* For measurements; null where the host is as good. */
     void (*weight_fill_noise)(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                               uint64_t seed, int64_t first_output, int64_t first_input);

@@ -380,3 +380,62 @@ void dskv_op_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *
     device->ops->kv_scatter(device, p);
     trace_dense(device, "kv_scatter", p);
 }
+
+static void check_exchange(struct dskv_device *device, const char *operation, const struct dskv_exchange *exchange,
+                           size_t bytes)
+{
+    DSKV_ASSERT(device->ops->exchange_gather, "%s: not on this device", operation);
+    DSKV_ASSERT(exchange->n >= 1 && exchange->n <= DSKV_MAX_PEERS && exchange->self >= 0 &&
+                    exchange->self < exchange->n,
+                "%s: peer %d of %d", operation, (int)exchange->self, (int)exchange->n);
+    DSKV_ASSERT(bytes <= exchange->slot_bytes, "%s: %zu bytes of a slot of %zu", operation, bytes,
+                exchange->slot_bytes);
+}
+
+static void check_exchange_tensor(struct dskv_device *device, const char *operation,
+                                  const struct dskv_exchange *exchange, const struct dskv_tensor *t)
+{
+    check_activation(device, operation, "what the slots hold", t, t->rows, t->cols);
+    check_exchange(device, operation, exchange, (size_t)t->rows * (size_t)t->cols * dskv_dtype_bytes(t->dtype));
+    DSKV_ASSERT(t->stride == t->cols && t->data == dskv_exchange_sum(exchange), "%s: stride %lld of %lld, or not there",
+                operation, (long long)t->stride, (long long)t->cols);
+}
+
+void dskv_op_exchange_gather(struct dskv_device *device, const struct dskv_exchange_gather *p)
+{
+    check_exchange(device, "exchange_gather", p->exchange, p->bytes);
+    if (p->bytes == 0)
+        return;
+    device->ops->exchange_gather(device, p);
+    for (int32_t i = 0; device->trace && i < p->exchange->n; i++)
+        dskv_trace_bytes(device, "exchange_gather", dskv_exchange_part(p->exchange, i), p->bytes);
+}
+
+void dskv_op_exchange_add(struct dskv_device *device, const struct dskv_exchange_add *p)
+{
+    check_exchange_tensor(device, "exchange_add", p->exchange, &p->out);
+    if (p->out.rows == 0 || p->out.cols == 0)
+        return;
+    device->ops->exchange_add(device, p);
+    trace(device, "sum", &p->out);
+}
+
+void dskv_op_exchange_residual_norm(struct dskv_device *device, const struct dskv_exchange_residual_norm *p)
+{
+    const struct dskv_residual *residual = &p->then.residual;
+    check_exchange_tensor(device, "exchange_residual_norm", p->exchange, &residual->y);
+    check_residual(device, residual);
+    check_norm(device, &p->then.norm);
+    DSKV_ASSERT(p->then.norm.x.data == residual->x.data && p->then.norm.x.stride == residual->x.stride,
+                "exchange_residual_norm: two tensors x");
+    if (residual->x.rows == 0 || residual->x.cols == 0)
+        return;
+    if (!device->ops->exchange_residual_norm(device, p)) {
+        struct dskv_exchange_add add = {p->exchange, residual->y};
+        dskv_op_exchange_add(device, &add);
+        dskv_op_residual_norm(device, &p->then);
+        return;
+    }
+    trace(device, "residual", &residual->x);
+    trace(device, "norm", &p->then.norm.out);
+}

@@ -2,32 +2,55 @@
 #include "parallel/comm.h"
 
 #include "base/memory.h"
+#include "parallel/nccl_link.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct dskv_comm {
     const struct dskv_comm_table *table;
     struct dskv_device *device;
+    struct dskv_nccl *nccl;
     void *state;
     size_t slot_bytes;
 };
 
+/* The fastest first. */
+static const struct dskv_comm_table *const tables[] = {
+    &dskv_comm_self,   &dskv_comm_shm,
+#ifdef DSKV_WITH_NCCL
+    &dskv_comm_peer,   &dskv_comm_nccl,
+#endif
+    &dskv_comm_staged,
+};
+
+static const struct dskv_comm_table *find_table(const struct dskv_comm_options *options)
+{
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        if ((!options->name || strcmp(options->name, tables[i]->name) == 0) && tables[i]->serves(options))
+            return tables[i];
+    return NULL;
+}
+
 enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
                               struct dskv_error *error)
 {
-    static const struct dskv_comm_table *const tables[] = {&dskv_comm_self, &dskv_comm_shm, &dskv_comm_staged};
-    const struct dskv_comm_table *table = NULL;
-    for (size_t i = 0; !table && i < sizeof tables / sizeof *tables; i++)
-        if (tables[i]->serves(options))
-            table = tables[i];
-    DSKV_ASSERT(table, "%d ranks", (int)options->peers->n_ranks);
+    struct dskv_comm_options own = *options;
     void *state = NULL;
-    enum dskv_exit code = table->open(options, &state, error);
+    enum dskv_exit code = dskv_nccl_open(own.device, own.peers, &own.nccl, error);
     if (code)
         return code;
+    const struct dskv_comm_table *table = find_table(&own);
+    DSKV_ASSERT(table || own.name, "%d ranks", (int)own.peers->n_ranks);
+    code = table ? table->open(&own, &state, error)
+                 : dskv_fail_exit(error, DSKV_EXIT_DEVICE, "\"%s\" does not serve these ranks", own.name);
+    if (code) {
+        dskv_nccl_close(&own.nccl);
+        return code;
+    }
     *comm = dskv_calloc(1, sizeof **comm);
     **comm = (struct dskv_comm){
-        .table = table, .device = options->device, .state = state, .slot_bytes = options->slot_bytes};
+        .table = table, .device = own.device, .nccl = own.nccl, .state = state, .slot_bytes = own.slot_bytes};
     return DSKV_EXIT_OK;
 }
 
@@ -36,6 +59,7 @@ void dskv_comm_close(struct dskv_comm **comm)
     if (!*comm)
         return;
     (*comm)->table->close((*comm)->state);
+    dskv_nccl_close(&(*comm)->nccl);
     free(*comm);
     *comm = NULL;
 }
@@ -81,4 +105,9 @@ enum dskv_exit dskv_comm_add(struct dskv_comm *comm, const struct dskv_residual_
 int dskv_comm_is_queued(const struct dskv_comm *comm)
 {
     return comm->table->is_queued;
+}
+
+struct dskv_nccl *dskv_comm_nccl_link(const struct dskv_comm *comm)
+{
+    return comm->nccl;
 }

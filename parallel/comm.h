@@ -11,22 +11,28 @@
 #include "parallel/flag.h"
 
 struct dskv_comm;
+struct dskv_nccl;
 
 struct dskv_comm_options {
     struct dskv_device *device;     /* outlives the comm */
     const struct dskv_peers *peers; /* outlives the comm */
     size_t slot_bytes;              /* the largest part */
     void *shared;                   /* dskv_comm_shared_bytes of zeroed memory that all ranks share; null at one rank */
+    const char *name;               /* which implementation; null: the first that serves */
+    struct dskv_nccl *nccl;         /* dskv_comm_open's own */
 };
 
 /* Bytes of shared memory that n_ranks need, a multiple of 64; 0 at one rank. */
 size_t dskv_comm_shared_bytes(int32_t n_ranks, size_t slot_bytes);
-/* Picks the first implementation that serves this number of ranks.  DSKV_EXIT_MEMORY. */
+/* Collective: picks the first implementation that serves these ranks and devices.  DSKV_EXIT_MEMORY,
+ * DSKV_EXIT_DEVICE. */
 enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
                               struct dskv_error *error);
 void dskv_comm_close(struct dskv_comm **comm);
-/* "self", "shm", "staged". */
+/* "self", "shm", "peer", "nccl", "staged". */
 const char *dskv_comm_name(const struct dskv_comm *comm);
+/* What connects the GPUs, or null: for measurements. */
+struct dskv_nccl *dskv_comm_nccl_link(const struct dskv_comm *comm);
 
 /* This rank's slot for the next exchange or sum, slot_bytes long, 64-byte aligned; its content is undefined. */
 void *dskv_comm_slot(struct dskv_comm *comm);
@@ -61,6 +67,8 @@ struct dskv_comm_table {
 };
 extern const struct dskv_comm_table dskv_comm_self; /* one rank */
 extern const struct dskv_comm_table dskv_comm_shm;  /* several ranks of one host, devices whose memory is host memory */
+extern const struct dskv_comm_table dskv_comm_peer; /* several GPUs that reach each other's memory */
+extern const struct dskv_comm_table dskv_comm_nccl; /* several GPUs */
 extern const struct dskv_comm_table dskv_comm_staged; /* several ranks of one host, any devices: through host memory */
 
 #endif

@@ -66,6 +66,10 @@ void dskv_device_download(struct dskv_device *device, void *dst, const void *src
 int dskv_device_read(struct dskv_device *device, const void *memory, size_t bytes);
 /* True when device memory is host memory: results can be read in place after a sync. */
 int dskv_device_is_host(const struct dskv_device *device);
+/* Equal for two processes of a host exactly when both use the same device; 0 where every process has its own. */
+int32_t dskv_device_identity(const struct dskv_device *device);
+/* The device's queue, for a library that queues there too (cuda: its cudaStream_t); null where there is none. */
+void *dskv_device_queue(const struct dskv_device *device);
 
 /* ---- the queue: for hosts that run ahead of their device --------------------------------------------------------- */
 
@@ -368,5 +372,57 @@ struct dskv_kv_dense {
 };
 void dskv_op_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);  /* pool -> dense */
 void dskv_op_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p); /* dense -> pool */
+
+/* ---- between devices that reach each other's memory -------------------------------------------------------------- */
+
+/* What n peers exchange through.  Each brings a region of its own memory that all can read and write, zeroed before any
+ * of them begins; a device writes its part into its slot, and all queue the same operations in the same order.
+ * Kernels wait for each other, nothing waits on the host, and all of it can be recorded.  What came of the others lies
+ * there until the same device's next exchange. */
+#define DSKV_MAX_PEERS 8
+struct dskv_exchange {
+    void *regions[DSKV_MAX_PEERS]; /* of each peer as this device reaches it, at a multiple of 256 bytes */
+    int32_t n, self;
+    size_t slot_bytes; /* a multiple of 256 */
+};
+/* 0: this device cannot. */
+size_t dskv_exchange_region_bytes(const struct dskv_device *device, int32_t n, size_t slot_bytes);
+/* Where this device writes its part, and where peer i's part arrives (its own stays in its slot). */
+static inline void *dskv_exchange_slot(const struct dskv_exchange *exchange)
+{
+    return exchange->regions[exchange->self];
+}
+static inline void *dskv_exchange_part(const struct dskv_exchange *exchange, int32_t i)
+{
+    size_t place = i == exchange->self ? 0 : (size_t)(1 + i) * exchange->slot_bytes;
+    return (char *)exchange->regions[exchange->self] + place;
+}
+/* Where a sum arrives. */
+static inline void *dskv_exchange_sum(const struct dskv_exchange *exchange)
+{
+    return (char *)exchange->regions[exchange->self] + exchange->slot_bytes;
+}
+
+/* The first `bytes` of all slots, whole 16 bytes, come to dskv_exchange_part. */
+struct dskv_exchange_gather {
+    const struct dskv_exchange *exchange;
+    size_t bytes;
+};
+void dskv_op_exchange_gather(struct dskv_device *device, const struct dskv_exchange_gather *p);
+
+/* out = the sum of all slots, which hold [rows, cols] of its dtype, as dskv_op_sum adds partials in the peers' order.
+ */
+struct dskv_exchange_add {
+    const struct dskv_exchange *exchange;
+    struct dskv_tensor out; /* activation [rows, cols], contiguous; its data is dskv_exchange_sum */
+};
+void dskv_op_exchange_add(struct dskv_device *device, const struct dskv_exchange_add *p);
+
+/* The same, then the residual and the norm of what it gives, as the three operations would. */
+struct dskv_exchange_residual_norm {
+    const struct dskv_exchange *exchange;
+    struct dskv_residual_norm then; /* residual.y says what the slots hold; its data is dskv_exchange_sum */
+};
+void dskv_op_exchange_residual_norm(struct dskv_device *device, const struct dskv_exchange_residual_norm *p);
 
 #endif

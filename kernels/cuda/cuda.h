@@ -15,6 +15,7 @@ struct dskv_cuda {
     struct dskv_device base;
     cudaStream_t stream;
     int n_multiprocessors;
+    int32_t identity;  /* see dskv_device_identity */
     cudaError_t error; /* the first one; later operations do nothing useful, the job ends at the next sync */
     char error_place[64];
     float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
@@ -84,6 +85,11 @@ void dskv_cuda_receive(struct dskv_device *device, const struct dskv_receive *p)
 void dskv_cuda_report(struct dskv_device *device, const struct dskv_report *p);
 void dskv_cuda_kv_gather(struct dskv_device *device, const struct dskv_kv_dense *p);
 void dskv_cuda_kv_scatter(struct dskv_device *device, const struct dskv_kv_dense *p);
+
+size_t dskv_cuda_exchange_bytes(int32_t n);
+void dskv_cuda_exchange_gather(struct dskv_device *device, const struct dskv_exchange_gather *p);
+void dskv_cuda_exchange_add(struct dskv_device *device, const struct dskv_exchange_add *p);
+int dskv_cuda_exchange_residual_norm(struct dskv_device *device, const struct dskv_exchange_residual_norm *p);
 
 void dskv_cuda_weight_fill_noise(struct dskv_device *device, struct dskv_weight *weight, int64_t first, int64_t n_rows,
                                  uint64_t seed, int64_t first_output, int64_t first_input);

@@ -78,6 +78,25 @@ static void cuda_download(struct dskv_device *device, void *dst, const void *src
     dskv_cuda_note(cuda, cudaStreamSynchronize(cuda->stream), "download");
 }
 
+static int32_t cuda_identity(const struct dskv_device *device)
+{
+    return ((const struct dskv_cuda *)device)->identity;
+}
+
+/* The GPU's UUID, folded; 0 means "its own", so never that. */
+static int32_t identity_of(const struct cudaDeviceProp *properties)
+{
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < sizeof properties->uuid; i++)
+        hash = (hash ^ ((const unsigned char *)&properties->uuid)[i]) * 16777619u;
+    return (int32_t)(hash | 1);
+}
+
+static void *cuda_queue(const struct dskv_device *device)
+{
+    return ((const struct dskv_cuda *)device)->stream;
+}
+
 /* ---- the queue ---------------------------------------------------------------------------------- */
 
 static void *cuda_host_alloc(struct dskv_device *device, size_t bytes)
@@ -226,6 +245,9 @@ static const struct dskv_device_table cuda_table = {
     .free = cuda_free,
     .upload = cuda_upload,
     .download = cuda_download,
+    .identity = cuda_identity,
+    .queue = cuda_queue,
+    .exchange_bytes = dskv_cuda_exchange_bytes,
     .weight_bytes = cuda_weight_bytes,
     .weight_alloc = cuda_alloc,
     .weight_fill = cuda_weight_fill,
@@ -265,6 +287,9 @@ static const struct dskv_op_table cuda_ops = {
     .report = dskv_cuda_report,
     .kv_gather = dskv_cuda_kv_gather,
     .kv_scatter = dskv_cuda_kv_scatter,
+    .exchange_gather = dskv_cuda_exchange_gather,
+    .exchange_add = dskv_cuda_exchange_add,
+    .exchange_residual_norm = dskv_cuda_exchange_residual_norm,
 };
 
 int dskv_cuda_present(void)
@@ -307,6 +332,7 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
                        "opening");
     cuda->n_multiprocessors = properties.multiProcessorCount;
     cuda->begins_early = dskv_cuda_begins_early();
+    cuda->identity = identity_of(&properties);
     cuda->has_stream_matmul = dskv_cuda_matmul_stream_open();
     snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);
     *device = &cuda->base;

@@ -22,7 +22,9 @@ def test_the_tree_is_clean():
     ("daemon/front.c", "#include <zmq.h>", "belongs to"),
     ("parallel/engine.c", "#include <mpi.h>", "belongs to"),
     ("daemon/front.c", "#include <msgpack.h>", "belongs to"),
+    ("parallel/comm_peer.c", "#include <nccl.h>", "belongs to"),
     ("parallel/comm_mpi.c", "MPI_Allreduce(a, b);", "order of summation"),
+    ("parallel/comm_nccl.c", "library.ncclAllReduce(a, b);", "order of summation"),
     ("daemon/config.c", "int n = atoi(text);", "unsafe"),
 ])
 def test_it_finds(path, line, offence):
