@@ -19,6 +19,7 @@
 struct source {
     const char *directory;
     char made[64];
+    struct dskv_model model;
     enum dskv_dtype dtype;  /* of the weights as held */
     double weight_bytes;    /* about: to stream as many */
     int64_t kv_token_bytes; /* at most, of all layers */
@@ -28,6 +29,10 @@ static struct dskv_model shaped_model(const struct dskv_bench_shape *shape)
 {
     return (struct dskv_model){.stored_dtype = shape->dtype,
                                .gated = !shape->is_gpt2,
+                               .norm = shape->is_gpt2 ? DSKV_LAYER_NORM : DSKV_RMS_NORM,
+                               .activation = shape->is_gpt2 ? DSKV_GELU_TANH : DSKV_SILU,
+                               .positions = shape->is_gpt2 ? DSKV_POSITIONS_LEARNED : DSKV_POSITIONS_ROTARY,
+                               .rotary_dim = shape->is_gpt2 ? 0 : shape->head_dim,
                                .n_layers = shape->n_layers,
                                .width = shape->width,
                                .n_heads = shape->n_heads,
@@ -51,6 +56,7 @@ static enum dskv_exit open_source(const struct dskv_bench_options *options, stru
         source->directory = source->made;
         code = dskv_bench_shape_write(shape, source->made, error);
     }
+    source->model = model;
     enum dskv_dtype dtype = dskv_dtype_from_name(options->dtype);
     source->dtype = dtype < DSKV_N_DTYPES ? dtype : model.stored_dtype;
     double attention = (double)model.width * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads);
@@ -86,6 +92,12 @@ static enum dskv_exit measure_machine(const struct dskv_bench_options *options, 
     return code;
 }
 
+static enum dskv_exit tell(const struct dskv_bench_report *report, struct dskv_error *error)
+{
+    dskv_bench_report_print(report);
+    return report->options->json ? dskv_bench_report_write(report, report->options->json, error) : DSKV_EXIT_OK;
+}
+
 /* On all ranks: rank 0 measures, the others work for it. */
 static enum dskv_exit run_engine(const struct source *source, int rank, struct dskv_bench_report *report,
                                  struct dskv_error *error)
@@ -105,6 +117,7 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct d
         .block_tokens = 64,
         .n_threads = options->threads,
         .dummy_weights = options->model == NULL,
+        .free_order = options->any_order,
     };
     struct dskv_engine *engine = NULL;
     enum dskv_exit code = dskv_engine_open(&engine_options, &engine, error);
@@ -114,14 +127,34 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct d
         report->info = dskv_engine_info(engine);
         code = dskv_bench_steps_run(engine, report, error);
         if (!code)
-            dskv_bench_report_print(report);
-        if (!code && options->json)
-            code = dskv_bench_report_write(report, options->json, error);
+            code = tell(report, error);
     } else {
         code = dskv_engine_work(engine);
     }
     dskv_engine_close(&engine);
     return code;
+}
+
+static enum dskv_exit run_operations(const struct source *source, struct dskv_bench_report *report,
+                                     struct dskv_error *error)
+{
+    const struct dskv_bench_options *options = report->options;
+    struct dskv_device_options device = {
+        .kind = options->device, .n_threads = options->threads, .free_order = options->any_order};
+    struct dskv_engine_info info;
+    enum dskv_exit code = dskv_bench_operations_run(&device, &source->model, source->dtype, report, &info, error);
+    return code ? code : tell(report, error);
+}
+
+/* What can be refused only now that ranks and device are known. */
+static enum dskv_exit check_place(const struct dskv_bench_options *options, const struct dskv_bench_machine *machine,
+                                  int n_ranks, struct dskv_error *error)
+{
+    if (options->operations && n_ranks > 1)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--operations measures one rank, not %d", n_ranks);
+    if (options->any_order && machine->is_host)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--any-order: a CPU's matmuls have one order only");
+    return DSKV_EXIT_OK;
 }
 
 static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_error *error)
@@ -130,7 +163,7 @@ static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_erro
     enum dskv_exit code = dskv_parallel_start(&rank, &n_ranks, error);
     if (code)
         return code;
-    dskv_log_open(DSKV_LOG_WARNING, rank);
+    dskv_log_open(options->any_order ? DSKV_LOG_INFO : DSKV_LOG_WARNING, rank); /* which orders were taken */
     if (!options->threads) {
         int32_t cores = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
         options->threads = cores > n_ranks ? cores / n_ranks : 1;
@@ -142,6 +175,10 @@ static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_erro
         code = measure_machine(options, &source, rank, n_ranks, &report.machine, error);
     fill_defaults(&report.machine, options);
     if (!code)
+        code = check_place(options, &report.machine, n_ranks, error);
+    if (!code && options->operations)
+        code = run_operations(&source, &report, error);
+    else if (!code)
         code = run_engine(&source, rank, &report, error);
     dskv_bench_shape_remove(source.made);
     if (code && rank == 0)

@@ -15,6 +15,8 @@ struct dskv_bench_options {
     int32_t prefill;    /* tokens of the prefill */
     int32_t batch;      /* sequences of the larger decode step */
     int32_t iterations; /* of each step */
+    int operations;     /* measure operations instead of steps */
+    int any_order;      /* matmuls need not be exact */
 };
 
 /* Ceilings of this machine, all ranks and threads at work.  0: not measured on this kind of device. */
@@ -38,7 +40,15 @@ struct dskv_bench_step {
     double floor_s; /* the larger of both at this machine's rates */
 };
 
-enum { DSKV_BENCH_MAX_STEPS = 6 };
+/* One operation at one number of rows. */
+struct dskv_bench_operation {
+    const char *name;
+    int32_t rows;
+    double median_s; /* of one call among many */
+    double bytes, flops, floor_s;
+};
+
+enum { DSKV_BENCH_MAX_STEPS = 6, DSKV_BENCH_N_ROWS = 6, DSKV_BENCH_MAX_OPERATIONS = 13 * DSKV_BENCH_N_ROWS };
 struct dskv_bench_report {
     const struct dskv_bench_options *options;
     const struct dskv_engine_info *info;
@@ -47,6 +57,8 @@ struct dskv_bench_report {
     int32_t context, prefill; /* as run: at most what the model allows */
     struct dskv_bench_step steps[DSKV_BENCH_MAX_STEPS];
     int n_steps;
+    struct dskv_bench_operation operations[DSKV_BENCH_MAX_OPERATIONS];
+    int n_operations;
 };
 
 /* DSKV_EXIT_USAGE with a sentence; *help is set when only the text of --help is wanted. */
@@ -80,10 +92,18 @@ enum dskv_exit dskv_bench_device_measure(const struct dskv_device_options *optio
 enum dskv_exit dskv_bench_host_measure(int n_ranks, int32_t n_threads, double weight_bytes,
                                        struct dskv_bench_machine *machine, struct dskv_error *error);
 double dskv_bench_seconds(void);
+/* Random values within 2^-4, about a weight's size. */
+void dskv_bench_fill_random(uint32_t *state, float *values, size_t n);
 
 /* Rank 0: the steps, on an engine of its own. */
 enum dskv_exit dskv_bench_steps_run(struct dskv_engine *engine, struct dskv_bench_report *report,
                                     struct dskv_error *error);
+
+/* One rank: the operations of a model of this shape, on a device of their own; *info gets what the report says of it.
+ */
+enum dskv_exit dskv_bench_operations_run(const struct dskv_device_options *options, const struct dskv_model *model,
+                                         enum dskv_dtype dtype, struct dskv_bench_report *report,
+                                         struct dskv_engine_info *info, struct dskv_error *error);
 
 /* A table for people, and a file for programs (DSKV_EXIT_USAGE when it cannot be written). */
 void dskv_bench_report_print(const struct dskv_bench_report *report);

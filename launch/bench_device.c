@@ -37,8 +37,8 @@ static double best_time(struct dskv_device *device, void (*work)(struct dskv_dev
     return best;
 }
 
-/* Random values of about a weight's size; never zeros, which some devices multiply faster. */
-static void fill_random(uint32_t *state, float *values, size_t n)
+/* Never zeros, which some devices multiply faster. */
+void dskv_bench_fill_random(uint32_t *state, float *values, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         *state = *state * 1664525u + 1013904223u;
@@ -66,7 +66,7 @@ static enum dskv_exit measure_matmul(struct dskv_device *device, enum dskv_dtype
     if (weight && x && y) {
         uint32_t state = 1;
         for (int64_t first = 0; first < load->side; first += load->rows) {
-            fill_random(&state, values, n);
+            dskv_bench_fill_random(&state, values, n);
             int64_t rows = load->side - first < load->rows ? load->side - first : load->rows;
             dskv_weight_fill(device, weight, first, rows, values, DSKV_F32);
         }
@@ -101,7 +101,7 @@ static enum dskv_exit measure_reads(struct dskv_device *device, struct dskv_benc
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %zu bytes to read", READ_BYTES);
     float *pattern = dskv_calloc(PATTERN_BYTES, 1);
     uint32_t state = 2;
-    fill_random(&state, pattern, PATTERN_BYTES / sizeof *pattern);
+    dskv_bench_fill_random(&state, pattern, PATTERN_BYTES / sizeof *pattern);
     for (size_t at = 0; at < READ_BYTES; at += PATTERN_BYTES)
         dskv_device_upload(device, memory + at, pattern, PATTERN_BYTES);
     machine->read_bytes_s = (double)READ_BYTES / best_time(device, read_all, memory, device_load.n_repeats);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { TEXT, NUMBER };
+enum kind { TEXT, NUMBER, FLAG };
 
 struct option {
     const char *name;
@@ -34,6 +34,10 @@ static const struct option table[] = {
     {"--batch", NUMBER, offsetof(struct dskv_bench_options, batch), 1, 1024,
      "sequences of the larger decode step (8; 64 on a GPU)"},
     {"--iterations", NUMBER, offsetof(struct dskv_bench_options, iterations), 1, 100000, "of each step (20)"},
+    {"--operations", FLAG, offsetof(struct dskv_bench_options, operations), 0, 0,
+     "times each operation of a layer by itself, instead of steps (one rank)"},
+    {"--any-order", FLAG, offsetof(struct dskv_bench_options, any_order), 0, 0,
+     "matmuls in whatever order is fastest: what exactness costs (on a GPU)"},
     {"--json", TEXT, offsetof(struct dskv_bench_options, json), 0, 0, "also writes the figures to this file"},
 };
 enum { N_OPTIONS = sizeof table / sizeof *table };
@@ -97,6 +101,12 @@ enum dskv_exit dskv_bench_options_parse(int argc, char **argv, struct dskv_bench
             at++;
         if (at == N_OPTIONS)
             return dskv_fail_exit(error, DSKV_EXIT_USAGE, "no option is called \"%.*s\"; see --help", (int)n, argv[i]);
+        if (table[at].kind == FLAG) {
+            if (equals)
+                return dskv_fail_exit(error, DSKV_EXIT_USAGE, "%s takes no value", table[at].name);
+            *(int *)((char *)options + table[at].offset) = 1;
+            continue;
+        }
         const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (!value)
             return dskv_fail_exit(error, DSKV_EXIT_USAGE, "%s needs a value", table[at].name);

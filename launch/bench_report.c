@@ -30,14 +30,25 @@ static void print_machine(const struct dskv_bench_machine *machine)
     printf(")\n\n");
 }
 
-void dskv_bench_report_print(const struct dskv_bench_report *report)
+static void print_operations(const struct dskv_bench_report *report)
 {
-    const struct dskv_engine_info *info = report->info;
-    printf("%s, weights %s (%.1f MB), KV %s, %d rank%s of %d thread%s, %s\n", model_name(report),
-           dskv_dtype_name(info->weight_dtype), report->weight_bytes / 1e6, dskv_dtype_name(info->kv_dtype),
-           info->n_ranks, info->n_ranks == 1 ? "" : "s", report->options->threads,
-           report->options->threads == 1 ? "" : "s", info->device);
-    print_machine(&report->machine);
+    int is_host = report->machine.is_host;
+    printf("%-27s %6s %11s %11s %9s %9s %9s\n", "operation", "rows", "us", "floor us", "x floor", "GB/s",
+           is_host ? "GFLOP/s" : "TFLOP/s");
+    for (int i = 0; i < report->n_operations; i++) {
+        const struct dskv_bench_operation *operation = &report->operations[i];
+        printf("%-27s %6d %11.2f %11.2f %9.2f %9.1f %9.1f\n", operation->name, operation->rows,
+               operation->median_s * 1e6, operation->floor_s * 1e6, operation->median_s / operation->floor_s,
+               operation->bytes / operation->median_s / 1e9,
+               operation->flops / operation->median_s / (is_host ? 1e9 : 1e12));
+    }
+    printf("\ncontext %d; the floor is the longer of moving all operands once, as if none were near, and of the "
+           "multiplications\n",
+           report->context);
+}
+
+static void print_steps(const struct dskv_bench_report *report)
+{
     int is_host = report->machine.is_host;
     printf("%-20s %7s %11s %11s %11s %9s %9s %9s %9s %9s\n", "step", "tokens", "median ms", "best ms", "floor ms",
            "x floor", "of floor", "GB/s", is_host ? "GFLOP/s" : "TFLOP/s", "x decode");
@@ -51,6 +62,22 @@ void dskv_bench_report_print(const struct dskv_bench_report *report)
     printf(
         "\ncontext %d, prefill %d; the floor is the longer of reading weights and KV once and of the multiplications\n",
         report->context, report->prefill);
+}
+
+void dskv_bench_report_print(const struct dskv_bench_report *report)
+{
+    const struct dskv_engine_info *info = report->info;
+    printf("%s, weights %s", model_name(report), dskv_dtype_name(info->weight_dtype));
+    if (report->weight_bytes > 0)
+        printf(" (%.1f MB)", report->weight_bytes / 1e6);
+    printf(", KV %s, %d rank%s of %d thread%s, %s%s\n", dskv_dtype_name(info->kv_dtype), info->n_ranks,
+           info->n_ranks == 1 ? "" : "s", report->options->threads, report->options->threads == 1 ? "" : "s",
+           info->device, report->options->any_order ? ", matmuls in any order" : "");
+    print_machine(&report->machine);
+    if (report->options->operations)
+        print_operations(report);
+    else
+        print_steps(report);
 }
 
 static void write_string(FILE *file, const char *text)
@@ -75,6 +102,15 @@ static void write_step(FILE *file, const struct dskv_bench_step *step, int is_la
             step->flops, is_last ? "" : ",");
 }
 
+static void write_operation(FILE *file, const struct dskv_bench_operation *operation, int is_last)
+{
+    fprintf(file,
+            "    {\"name\": \"%s\", \"rows\": %d, \"median_s\": %.9g, \"floor_s\": %.9g, \"bytes\": %.0f, "
+            "\"flops\": %.0f}%s\n",
+            operation->name, operation->rows, operation->median_s, operation->floor_s, operation->bytes,
+            operation->flops, is_last ? "" : ",");
+}
+
 enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, const char *path,
                                        struct dskv_error *error)
 {
@@ -88,10 +124,12 @@ enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, c
     fprintf(file, ",\n  \"device\": ");
     write_string(file, info->device);
     fprintf(file,
-            ",\n  \"numerics_id\": \"%s\",\n  \"weight_dtype\": \"%s\",\n  \"kv_dtype\": \"%s\",\n  \"ranks\": %d,\n"
+            ",\n  \"numerics_id\": \"%s\",\n  \"any_order\": %s,\n  \"weight_dtype\": \"%s\",\n  \"kv_dtype\": "
+            "\"%s\",\n  \"ranks\": %d,\n"
             "  \"threads\": %d,\n  \"context\": %d,\n  \"prefill\": %d,\n  \"weight_bytes\": %.0f,\n",
-            info->numerics_id, dskv_dtype_name(info->weight_dtype), dskv_dtype_name(info->kv_dtype), info->n_ranks,
-            report->options->threads, report->context, report->prefill, report->weight_bytes);
+            info->numerics_id, report->options->any_order ? "true" : "false", dskv_dtype_name(info->weight_dtype),
+            dskv_dtype_name(info->kv_dtype), info->n_ranks, report->options->threads, report->context, report->prefill,
+            report->weight_bytes);
     fprintf(file, "  \"machine\": {\"read_bytes_s\": %.6g, \"matmul_flops_s\": %.6g", machine->read_bytes_s,
             machine->matmul_flops_s);
     if (machine->is_host)
@@ -100,6 +138,9 @@ enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, c
     fprintf(file, "},\n  \"steps\": [\n");
     for (int i = 0; i < report->n_steps; i++)
         write_step(file, &report->steps[i], i + 1 == report->n_steps);
+    fprintf(file, "  ],\n  \"operations\": [\n");
+    for (int i = 0; i < report->n_operations; i++)
+        write_operation(file, &report->operations[i], i + 1 == report->n_operations);
     fprintf(file, "  ]\n}\n");
     int failed = ferror(file);
     if (fclose(file) || failed)

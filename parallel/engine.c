@@ -80,7 +80,8 @@ static enum dskv_exit open_device(struct dskv_engine *engine, const struct dskv_
                                          .share = options->share_gpu,
                                          .n_threads =
                                              or_default(options->n_threads, fair_threads < 1 ? 1 : fair_threads),
-                                         .trace = options->trace_ops};
+                                         .trace = options->trace_ops,
+                                         .free_order = options->free_order};
     enum dskv_exit code = dskv_device_open(&device, &engine->device, error);
     if (!code)
         code = choose_dtype("--dtype", options->dtype, info->model.stored_dtype, &info->weight_dtype, error);

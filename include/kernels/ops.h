@@ -36,6 +36,7 @@ struct dskv_device_options {
     int n_threads;        /* cpu: threads of this rank, >= 1 */
     const char *cpu_path; /* cpu: null = best of this processor; "avx512", "avx2", "plain": for tests */
     int trace;            /* print a checksum per operation */
+    int free_order;       /* benchmarks: matmuls may sum in any order, as is fastest, and promise no bits (cuda) */
 };
 
 enum dskv_exit dskv_device_open(const struct dskv_device_options *options, struct dskv_device **device,

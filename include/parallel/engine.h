@@ -31,6 +31,7 @@ struct dskv_engine_options {
     int32_t n_threads;        /* per rank; 0: this host's cores divided by its ranks */
     int32_t tensor_parallel;  /* 0, or the number of ranks that is expected */
     int dummy_weights;        /* random weights at config.json's shape: no weight file is read (benchmarks) */
+    int free_order;           /* benchmarks: results promise no bits (cuda) */
     int check_plans;          /* debug: ranks hash what they executed and what they sampled; rank 0 compares */
     int trace_ops;            /* debug: a checksum per operation */
 };

@@ -20,10 +20,11 @@ struct dskv_cuda {
     char error_place[64];
     float *scratch; /* DSKV_CUDA_COUNTERS counters, zero between operations; then one operation's partial results */
     size_t scratch_bytes;
-    int next_waits; /* the next kernel begins when the one ahead has ended, for good */
+    int next_waits;                    /* the next kernel begins when the one ahead has ended, for good */
     cudaEvent_t marks[DSKV_MAX_MARKS]; /* in turn */
     uint64_t n_marks;
     int begins_early;        /* what was compiled for this GPU waits for the kernel ahead (common.cuh) */
+    int free_order;          /* see dskv_device_options */
     int has_stream_matmul;   /* the streaming matmul runs on this GPU */
     struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until the first weight is filled */
 };

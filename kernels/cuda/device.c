@@ -265,6 +265,17 @@ static const struct dskv_device_table cuda_table = {
     .recording_close = cuda_recording_close,
 };
 
+/* With free_order nothing fixes the arithmetic. */
+static const struct dskv_device_table *table_of(const struct dskv_device_options *options)
+{
+    static struct dskv_device_table free_order_table;
+    if (!options->free_order)
+        return &cuda_table;
+    free_order_table = cuda_table;
+    free_order_table.numerics = "cuda-any-order";
+    return &free_order_table;
+}
+
 static const struct dskv_op_table cuda_ops = {
     .embed = dskv_cuda_embed,
     .norm = dskv_cuda_norm,
@@ -313,9 +324,10 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     struct dskv_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for a device");
-    cuda->base.table = &cuda_table;
+    cuda->base.table = table_of(options);
     cuda->base.ops = &cuda_ops;
     cuda->scratch_bytes = SCRATCH_BYTES;
+    cuda->free_order = options->free_order;
     struct cudaDeviceProp properties;
     if ((failed = cudaSetDevice(index)) != cudaSuccess ||
         (failed = cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync)) != cudaSuccess ||

@@ -181,16 +181,31 @@ extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct ds
     launched(device, "matmul");
 }
 
-extern "C" void dskv_cuda_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
+/* Weights stream at the pace of memory, unless there are too few outputs for all multiprocessors and each has a long
+ * chain of products. */
+static bool is_for_stream(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
-    if (p->matmul.x.rows < DSKV_CUDA_MANY_ROWS && dskv_cuda_matmul_stream_activate(device, p))
-        return;
-    dskv_cuda_matmul(device, &p->matmul);
-    dskv_cuda_activate(device, &p->activate);
+    bool is_long_chain = p->w->n < 16 * cuda->n_multiprocessors && p->w->k >= 2 * p->w->n;
+    return p->x.rows < (is_long_chain ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS : DSKV_CUDA_MANY_ROWS);
+}
+
+extern "C" void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p)
+{
+    if (is_for_stream(dskv_cuda_of(device), p) || !dskv_cuda_matmul_lt(device, p))
+        dskv_cuda_matmul_own(device, p);
 }
 
 extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_matmul *p)
 {
-    if (p->x.rows < DSKV_CUDA_MANY_ROWS || !dskv_cuda_matmul_lt(device, p))
-        dskv_cuda_matmul_own(device, p);
+    if (!dskv_cuda_of(device)->free_order || !dskv_cuda_matmul_any_order(device, p))
+        dskv_cuda_matmul_exact(device, p);
+}
+
+extern "C" void dskv_cuda_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
+{
+    const struct dskv_cuda *cuda = dskv_cuda_of(device);
+    if (!cuda->free_order && is_for_stream(cuda, &p->matmul) && dskv_cuda_matmul_stream_activate(device, p))
+        return;
+    dskv_cuda_matmul(device, &p->matmul);
+    dskv_cuda_activate(device, &p->activate);
 }

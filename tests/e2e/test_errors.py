@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
-from exact import next_row, same, tokens
+from exact import another_dtype, as_dtype, next_row, same, tokens
 from support.daemon import Daemon, default_ranks
 
 RANKS = default_ranks()
@@ -54,6 +54,7 @@ class Raw:
 
     def __enter__(self):
         self.session = self.ask(op="hello")["session"]
+        self.kv_dtype = self.ask(op="info")["kv_dtype"]
         return self
 
     def __exit__(self, *_):
@@ -160,8 +161,8 @@ def test_pool_full_has_numbers(client):
 
 def test_wrong_dtype_shape_model_and_not_finite(client, canary):
     pkv, ids = canary.export(), canary.tokens
-    half = tuple((k.astype(np.float16), v.astype(np.float16)) for k, v in pkv)
-    assert refused(client.import_cache, half, ids).code == "wrong_dtype"
+    other = as_dtype(pkv, another_dtype(client.info().kv_dtype))
+    assert refused(client.import_cache, other, ids).code == "wrong_dtype"
     assert refused(client.import_cache, pkv[:2], ids).code == "wrong_shape"
     fewer = tuple((k[:, :4], v[:, :4]) for k, v in pkv)
     assert refused(client.import_cache, fewer, ids).code == "wrong_shape"
@@ -289,7 +290,7 @@ def test_a_cut_past_the_end_and_a_wrong_check(raw, canary):
 
 
 def import_fields(raw, n=0, **fields):
-    shape = dict(dtype="f32", n_layers=4, n_kv_heads=8, head_dim=32)
+    shape = dict(dtype=raw.kv_dtype, n_layers=4, n_kv_heads=8, head_dim=32)
     return dict(op="import", session=raw.session, tokens=ids_tensor(n), **shape, **fields)
 
 

@@ -3,7 +3,17 @@
 import dskv
 import numpy as np
 import pytest
-from exact import HAS_BF16, Cold, next_row, same, same_kv, tokens
+from exact import (
+    HAS_BF16,
+    Cold,
+    another_dtype,
+    as_dtype,
+    logit_tolerance,
+    next_row,
+    same,
+    same_kv,
+    tokens,
+)
 from support.daemon import MODELS, Daemon, default_ranks
 from transformers_python import reference
 
@@ -49,7 +59,8 @@ def test_exported_here_and_imported_at_any_number_of_ranks(exports, ranks):
             found = next_row(client, imported)
             if same_bits(pkv, before.kv):
                 same(found, own, f"{len(ids)} tokens, the same bytes")
-            assert np.abs(found - own).max() <= 2e-3 and np.abs(found - row).max() <= 2e-3
+            tolerance = logit_tolerance(client.info(), row)
+            assert np.abs(found - own).max() <= tolerance and np.abs(found - row).max() <= tolerance
             if ranks == default_ranks():
                 same(found, row, f"{len(ids)} tokens, the same number of ranks")
             longer = client.forward([5], prefix=imported)
@@ -73,22 +84,20 @@ def test_a_long_export_in_several_parts(client):
 
 def test_another_dtype_is_refused_or_converted(client, exports):
     ids, pkv, _ = exports[-1]
-    halves = tuple((k.astype(np.float16), v.astype(np.float16)) for k, v in pkv)
-    assert refused(client.import_cache, halves, ids).code == "wrong_dtype"
-    widened = client.import_cache(halves, ids, convert=True).export()
-    same_kv(widened, tuple((k.astype(np.float32), v.astype(np.float32)) for k, v in halves), "f16 to f32")
+    own = client.info().kv_dtype
+    other = as_dtype(pkv, another_dtype(own))
+    assert refused(client.import_cache, other, ids).code == "wrong_dtype"
+    same_kv(client.import_cache(other, ids, convert=True).export(), as_dtype(other, own), f"another dtype to {own}")
     kinds = ["f16", "bf16"] if HAS_BF16 else ["f16"]
     for kind in kinds:
-        with Daemon(MODEL, options=["--kv-dtype", kind]) as other, dskv.connect(other.endpoint) as narrow:
-            assert refused(narrow.import_cache, pkv, ids).code == "wrong_dtype"
-            dtype = dskv.protocol.numpy_dtype(kind)
-            rounded = tuple((k.astype(dtype), v.astype(dtype)) for k, v in pkv)
-            same_kv(narrow.import_cache(pkv, ids, convert=True).export(), rounded, f"f32 to {kind}")
-            same_kv(narrow.import_cache(rounded, ids).export(), rounded, kind)
+        with Daemon(MODEL, options=["--kv-dtype", kind]) as other_daemon, dskv.connect(other_daemon.endpoint) as narrow:
+            wide, converted = as_dtype(pkv, "f32"), as_dtype(pkv, kind)
+            assert refused(narrow.import_cache, wide, ids).code == "wrong_dtype"
+            same_kv(narrow.import_cache(wide, ids, convert=True).export(), converted, f"f32 to {kind}")
+            same_kv(narrow.import_cache(converted, ids).export(), converted, kind)
             if kind == "f16":
-                k, v = (array.copy() for array in pkv[0])
-                v[0, 0, 0, 0] = 70000  # finite, but not as f16
-                assert refused(narrow.import_cache, ((k, v), *pkv[1:]), ids, convert=True).code == "not_finite"
+                wide[0][1][0, 0, 0, 0] = 70000  # finite, but not as f16
+                assert refused(narrow.import_cache, wide, ids, convert=True).code == "not_finite"
 
 
 def test_another_models_export_is_refused(client, exports):
@@ -104,6 +113,9 @@ def test_another_models_export_is_refused(client, exports):
 @pytest.mark.parametrize("model", ["atlas-gpt2", "atlas-llama"])
 def test_transformers_own_cache_both_ways(model):
     with Daemon(model) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            if client.info().kv_dtype != "f32":
+                pytest.skip("transformers' KV is f32: a pool of another dtype converts it, which other tests show")
         found = reference("exchange", MODELS / model, daemon.endpoint)
     assert found.pop("shapes") is True
     assert all(difference <= 2e-3 for difference in found.values()), found

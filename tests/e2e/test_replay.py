@@ -5,7 +5,7 @@ import re
 import pytest
 
 import dskv
-from support.daemon import MODELS, Daemon, run
+from support.daemon import MODELS, Daemon, environment_options, run
 
 ATLAS = MODELS / "atlas-gpt2"
 PROMPT = [352, 303, 275, 1646, 26]
@@ -25,7 +25,8 @@ def trace(tmp_path_factory):
 
 
 def replay(path, *options, ranks=1):
-    return run(["--model", ATLAS, "--block-tokens", "16", "--replay", path, *options], ranks=ranks)
+    command = ["--model", ATLAS, "--block-tokens", "16", "--replay", path, *environment_options(), *options]
+    return run(command, ranks=ranks)
 
 
 def lines_of(result):

@@ -1,6 +1,7 @@
 """The end of a daemon: draining, signals, lost ranks; and what it costs to be idle."""
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import threading
@@ -174,15 +175,31 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def gpus_at_work():
+    """Percent of the last moments in which each GPU had a kernel; empty where there is none to ask."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    asked = subprocess.run(["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"],
+                           capture_output=True, text=True, timeout=30)
+    return [int(line) for line in asked.stdout.split() if line.isdigit()]
+
+
 def test_idle_ranks_cost_nothing():
+    """No rank spins, and a GPU that they use is at rest."""
+    others = any(gpus_at_work())
     with Daemon(ranks=2) as daemon:
         with dskv.connect(daemon.endpoint) as client:
             client.forward(PROMPT)
-            time.sleep(0.5)
+            client.generate(PROMPT, max_tokens=5, ignore_eos=True)
+            is_on_gpu = client.info().device.startswith("cuda")
+            time.sleep(2 if is_on_gpu else 0.5)
             pids, seconds = daemon.rank_pids(), 5.0
             before = [cpu_seconds(pid) for pid in pids]
             time.sleep(seconds)
             shares = [(cpu_seconds(pid) - then) / seconds for pid, then in zip(pids, before)]
+            if is_on_gpu and not others:  # of others it says nothing
+                at_work = [gpus_at_work() for _ in range(5)]
+                assert at_work[0] and not any(map(any, at_work)), at_work
         assert len(pids) == 2 and max(shares) < 0.02, shares
 
 

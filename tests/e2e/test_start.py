@@ -8,7 +8,7 @@ import time
 import pytest
 
 import dskv
-from support.daemon import MODELS, Daemon, run
+from support.daemon import MODELS, Daemon, environment_options, run
 
 ATLAS = MODELS / "atlas-gpt2"
 
@@ -127,7 +127,8 @@ def test_public_address():
 
 @pytest.mark.parametrize("size", ["1K", "900T"])
 def test_no_memory(size, endpoint):
-    refused(run(["--model", ATLAS, "--listen", endpoint, "--kv-cache-memory", size], ranks=2), 5)
+    command = ["--model", ATLAS, "--listen", endpoint, *environment_options(), "--kv-cache-memory", size]
+    refused(run(command, ranks=2), 5)
 
 
 def test_replay_of_nothing(tmp_path):

@@ -8,8 +8,8 @@
 
 enum { MAX_TESTS = 64 };
 
-static const struct dskv_test *const parts[] = {test_cuda_rows, test_cuda_matmul, test_cuda_attention, test_cuda_choice,
-                                                test_cuda_chain,  test_cuda_queue};
+static const struct dskv_test *const parts[] = {test_cuda_rows,   test_cuda_matmul, test_cuda_attention,
+                                                test_cuda_choice, test_cuda_chain,  test_cuda_queue};
 
 int main(int argc, char **argv)
 {

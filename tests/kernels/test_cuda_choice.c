@@ -246,10 +246,98 @@ static void draws_follow_the_row(void)
     free(x);
 }
 
+/* Rows that are hard to cut: ties all over, two values, masks far below, values that differ in their last bits or by
+ * octaves.  A whole vocabulary, so that several blocks of a GPU share a row. */
+static void fill_hard_row(uint64_t *seed, int kind, float *x, int vocab)
+{
+    for (int i = 0; i < vocab; i++) {
+        float unit = test_random_unit(seed);
+        switch (kind) {
+        case 0: x[i] = 6 * unit; break;
+        case 1: x[i] = 3; break;
+        case 2: x[i] = test_random_below(seed, 3) ? -1 : 2; break;
+        case 3: x[i] = i % 7 ? -1e9f : 4 * unit; break;
+        case 4: x[i] = 1 + (float)test_random_below(seed, 5) * 0x1p-23f; break;
+        case 5: x[i] = -ldexpf(1 + unit / 2, -test_random_below(seed, 140)); break;
+        case 6: x[i] = i == vocab / 2 ? 1e38f : -1e38f; break;
+        default: x[i] = (float)test_random_below(seed, 40) * 0.25f; break;
+        }
+    }
+}
+
+static void draws_from_hard_rows_agree(void)
+{
+    enum { N_ROWS_HARD = 8, VOCAB = 128256, N_DRAWS = 6 };
+    static const struct dskv_sampling hard[] = {{.temperature = 1, .top_p = 1},
+                                                {.temperature = 1, .top_p = 0.9f},
+                                                {.temperature = 0.7f, .top_p = 0.3f, .top_k = 5000},
+                                                {.temperature = 3, .top_p = 1, .top_k = 1},
+                                                {.temperature = 0.01f, .top_p = 1, .top_k = 100000},
+                                                {.temperature = 1e-30f, .top_p = 0.99f},
+                                                {.temperature = 1, .top_p = 0.95f, .top_k = 50, .min_p = 0.02f},
+                                                {.temperature = 1, .top_p = 0, .min_p = 1}};
+    enum { N_HARD = sizeof hard / sizeof *hard, N_ALL = N_HARD * N_DRAWS };
+    uint64_t seed = 77;
+    float *x = dskv_calloc((size_t)N_ROWS_HARD * VOCAB, sizeof *x),
+          *rows = dskv_calloc((size_t)N_ALL * VOCAB, sizeof *x);
+    for (int r = 0; r < N_ROWS_HARD; r++)
+        fill_hard_row(&seed, r, x + (size_t)r * VOCAB, VOCAB);
+    for (int r = 0; r < N_ROWS_HARD; r++) {
+        struct dskv_sampling sampling[N_ALL];
+        for (int i = 0; i < N_ALL; i++) {
+            memcpy(rows + (size_t)i * VOCAB, x + (size_t)r * VOCAB, VOCAB * sizeof *x);
+            sampling[i] = hard[i % N_HARD];
+            sampling[i].seed = test_random(&seed);
+            sampling[i].position = i;
+        }
+        int32_t *got = sample_on(gpu, rows, N_ALL, VOCAB, sampling);
+        int32_t *expected = sample_on(cpu, rows, N_ALL, VOCAB, sampling);
+        int n_other = 0;
+        for (int i = 0; i < N_ALL; i++) {
+            int32_t *alone = sample_on(gpu, rows, 1, VOCAB, &sampling[i]);
+            CU_ASSERT_EQUAL(alone[0], got[i]);
+            free(alone);
+            if (got[i] != expected[i] && ++n_other > 1)
+                printf("\n    row %d, parameters %d: drew %d (%g), the CPU %d (%g) ", r, i % N_HARD, got[i],
+                       (double)rows[got[i]], expected[i], (double)rows[expected[i]]);
+        }
+        CU_ASSERT(n_other <= 1); /* a draw may fall next to a border */
+        free(got);
+        free(expected);
+    }
+    free(rows);
+    free(x);
+}
+
+/* Where the temperature is 0, ids stay as they were. */
+static void greedy_rows_are_left_alone(void)
+{
+    enum { ROWS = 3, VOCAB = 1000 };
+    uint64_t seed = 5;
+    float *x = random_rows(&seed, ROWS, VOCAB);
+    struct dskv_sampling sampling[ROWS] = {
+        {.temperature = 0, .top_p = 1}, {.temperature = 1, .top_p = 1}, {.top_p = 1}};
+    int32_t before[ROWS] = {-7, -8, -9};
+    struct dskv_tensor logits = test_put(gpu, x, DSKV_F32, ROWS, VOCAB, 1);
+    struct dskv_sampling *device_sampling = test_put_bytes(gpu, sampling, sizeof sampling);
+    int32_t *ids = test_put_bytes(gpu, before, sizeof before);
+    void *scratch = dskv_device_alloc(gpu, dskv_sample_scratch_bytes(VOCAB));
+    dskv_op_sample(gpu, &(struct dskv_sample){logits, device_sampling, ids, scratch});
+    int32_t *after = test_take_bytes(gpu, ids, sizeof before);
+    CU_ASSERT(after[0] == -7 && after[1] >= 0 && after[1] < VOCAB && after[2] == -9);
+    free(after);
+    free(test_take(gpu, &logits));
+    dskv_device_free(gpu, device_sampling, sizeof sampling);
+    dskv_device_free(gpu, scratch, dskv_sample_scratch_bytes(VOCAB));
+    free(x);
+}
+
 const struct dskv_test test_cuda_choice[] = {
     {"selections equal the CPU", selections_equal_the_cpu},
     {"shards make the whole", shards_make_the_whole},
     {"draws agree", draws_agree},
     {"draws follow the row", draws_follow_the_row},
+    {"draws from hard rows agree", draws_from_hard_rows_agree},
+    {"greedy rows are left alone", greedy_rows_are_left_alone},
     {NULL, NULL},
 };

@@ -26,6 +26,11 @@ def default_ranks():
     return int(os.environ.get("DSKV_TEST_RANKS", 1))
 
 
+def environment_options():
+    """What DSKV_TEST_OPTIONS gives to every daemon: "--device cuda --share-gpu" runs the tests on a GPU."""
+    return os.environ.get("DSKV_TEST_OPTIONS", "").split()
+
+
 def model_directory(model):
     """The bundled model of this name, or a directory."""
     return str(MODELS / model) if (MODELS / str(model)).is_dir() else str(model)
@@ -102,13 +107,12 @@ def run(arguments, ranks=1, timeout=60, with_mpirun=None, env=None):
 
 class Daemon:
     """One dskvd; a context manager. The default number of ranks is the environment's DSKV_TEST_RANKS, else 1; one rank is
-    started without mpirun unless with_mpirun says otherwise. DSKV_TEST_OPTIONS are given to every daemon, before its own
-    options: "--device cuda --share-gpu" runs the tests on a GPU."""
+    started without mpirun unless with_mpirun says otherwise. The environment's options come before its own."""
 
     def __init__(self, model="atlas-gpt2", ranks=None, options=(), with_mpirun=None, env=None, listen=None, ready_timeout=60):
         self.model = model_directory(model)
         self.ranks = default_ranks() if ranks is None else ranks
-        self.options = os.environ.get("DSKV_TEST_OPTIONS", "").split() + [str(option) for option in options]
+        self.options = environment_options() + [str(option) for option in options]
         self.with_mpirun, self.env, self.listen, self.ready_timeout = with_mpirun, env, listen, ready_timeout
         self.endpoint = self.process = self.place = None
 
