@@ -4,46 +4,17 @@
  * step does; what the operation before would just have written is near, as it is in a step.  Calls are recorded where
  * the device can, so that its time is measured and not its host's.
  */
-#include "bench.h"
+#include "bench_bed.h"
 
 #include "base/memory.h"
-#include "kernels/ops.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DEVICE_COLD_BYTES ((size_t)512 << 20) /* ten times what a GPU's cache holds */
 #define HOST_COLD_BYTES ((size_t)128 << 20)
-#define PATTERN_ELEMENTS ((size_t)1 << 20)
-enum {
-    MAX_COPIES = 128,
-    KV_LAYERS = 2,
-    BLOCK_TOKENS = 64,
-    LOGIT_ROWS = 64, /* the most that are selected from at a time */
-    N_REPLAYS = 4,   /* before each wait */
-};
-
-struct bed {
-    struct dskv_device *device;
-    const struct dskv_model *model;
-    struct dskv_bench_report *report;
-    enum dskv_dtype weight_dtype, activation, kv_dtype;
-    int32_t context, batch, most_rows, blocks_each; /* blocks of one sequence */
-    int64_t q_cols, kv_cols, up_cols;
-    struct dskv_weight *copies[MAX_COPIES]; /* of the operation at hand */
-    int n_copies;
-    char *memory; /* all buffers below, one device allocation */
-    size_t memory_bytes;
-    char *x, *y, *h, *wide, *narrow, *kv;
-    float *logits, *norm_weight, *rope_cos, *rope_sin;
-    int32_t *positions, *slots, *tables, *kv_head_of_head, *targets, *ids;
-    struct dskv_attention_work *one, *many; /* [batch]: runs of `rows` tokens of one sequence; a token of each */
-    struct dskv_sampling *plain, *filtered; /* [LOGIT_ROWS] */
-    struct dskv_row_stats *stats;
-    char *scratch;
-};
+enum { N_REPLAYS = 4 }; /* before each wait */
 
 struct cost {
     double bytes, flops; /* that it must move, and compute as products */
@@ -53,193 +24,27 @@ struct operation {
     const char *name;
     int32_t most_rows; /* 0: any */
     /* Of its weight; null: it has none. */
-    void (*weight)(const struct bed *bed, int64_t *n, int64_t *k);
+    void (*weight)(const struct dskv_bench_bed *bed, int64_t *n, int64_t *k);
     /* Queues call number i. */
-    void (*queue)(struct bed *bed, int32_t rows, int i);
-    struct cost (*cost)(const struct bed *bed, int32_t rows);
+    void (*queue)(struct dskv_bench_bed *bed, int32_t rows, int i);
+    struct cost (*cost)(const struct dskv_bench_bed *bed, int32_t rows);
 };
-
-/* ---- the bed ---------------------------------------------------------------------------------------------------- */
-
-static void *carve(const struct bed *bed, size_t *at, size_t n, size_t element_bytes)
-{
-    void *place = bed->memory ? bed->memory + *at : NULL;
-    *at += (n * element_bytes + 255) / 256 * 256;
-    return place;
-}
-
-static struct dskv_kv pool(const struct bed *bed)
-{
-    struct dskv_kv kv = {.data = bed->kv,
-                         .dtype = bed->kv_dtype,
-                         .n_blocks = bed->batch * bed->blocks_each,
-                         .block_tokens = BLOCK_TOKENS,
-                         .n_layers = KV_LAYERS,
-                         .n_kv_heads_local = bed->model->n_kv_heads,
-                         .head_dim = bed->model->head_dim};
-    kv.block_bytes = dskv_kv_block_bytes(&kv);
-    return kv;
-}
-
-static size_t count_angles(const struct bed *bed)
-{
-    return (size_t)(bed->context + bed->most_rows) * (size_t)bed->model->rotary_dim / 2;
-}
-
-static size_t place_buffers(struct bed *bed)
-{
-    const struct dskv_model *m = bed->model;
-    size_t rows = (size_t)bed->most_rows, element = dskv_dtype_bytes(bed->activation), at = 0;
-    size_t width = (size_t)m->width, vocab = (size_t)m->vocab, n_blocks = (size_t)(bed->batch * bed->blocks_each);
-    size_t qkv = (size_t)(bed->q_cols + 2 * bed->kv_cols), up = (size_t)bed->up_cols, mlp = (size_t)m->mlp;
-    size_t heads = (size_t)bed->q_cols, n_works = (size_t)bed->batch;
-    bed->x = carve(bed, &at, rows * width, element);
-    bed->y = carve(bed, &at, rows * width, element);
-    bed->h = carve(bed, &at, rows * width, element);
-    bed->wide = carve(bed, &at, rows * (qkv > up ? qkv : up), element);
-    bed->narrow = carve(bed, &at, rows * (heads > mlp ? heads : mlp), element);
-    bed->kv = carve(bed, &at, n_blocks, pool(bed).block_bytes);
-    bed->logits = carve(bed, &at, LOGIT_ROWS * vocab, sizeof(float));
-    bed->norm_weight = carve(bed, &at, width, sizeof(float));
-    bed->rope_cos = carve(bed, &at, count_angles(bed), sizeof(float));
-    bed->rope_sin = carve(bed, &at, count_angles(bed), sizeof(float));
-    bed->positions = carve(bed, &at, rows, sizeof(int32_t));
-    bed->slots = carve(bed, &at, rows, sizeof(int32_t));
-    bed->tables = carve(bed, &at, n_blocks, sizeof(int32_t));
-    bed->kv_head_of_head = carve(bed, &at, (size_t)m->n_heads, sizeof(int32_t));
-    bed->targets = carve(bed, &at, LOGIT_ROWS, sizeof(int32_t));
-    bed->ids = carve(bed, &at, LOGIT_ROWS, sizeof(int32_t));
-    bed->one = carve(bed, &at, n_works, sizeof *bed->one);
-    bed->many = carve(bed, &at, n_works, sizeof *bed->many);
-    bed->plain = carve(bed, &at, LOGIT_ROWS, sizeof *bed->plain);
-    bed->filtered = carve(bed, &at, LOGIT_ROWS, sizeof *bed->filtered);
-    bed->stats = carve(bed, &at, LOGIT_ROWS, sizeof *bed->stats);
-    bed->scratch = carve(bed, &at, dskv_sample_scratch_bytes(m->vocab), 1);
-    return at;
-}
-
-/* Random values between -most and most; zeros would be computed faster on some devices. */
-static void fill(const struct bed *bed, void *data, enum dskv_dtype dtype, size_t n, float most)
-{
-    static const float unit = 0x1p4f; /* of dskv_bench_fill_random */
-    size_t element = dskv_dtype_bytes(dtype);
-    float *values = dskv_calloc(PATTERN_ELEMENTS, sizeof *values);
-    char *pattern = dskv_calloc(PATTERN_ELEMENTS, element);
-    uint32_t state = 3;
-    dskv_bench_fill_random(&state, values, PATTERN_ELEMENTS);
-    for (size_t i = 0; i < PATTERN_ELEMENTS; i++)
-        values[i] *= unit * most;
-    dskv_convert(pattern, dtype, values, DSKV_F32, PATTERN_ELEMENTS);
-    for (size_t i = 0; i < n; i += PATTERN_ELEMENTS)
-        dskv_device_upload(bed->device, (char *)data + i * element, pattern,
-                           (n - i < PATTERN_ELEMENTS ? n - i : PATTERN_ELEMENTS) * element);
-    free(values);
-    free(pattern);
-}
-
-/* Rotations, and not just any numbers: what is rotated in place again and again must neither grow nor vanish. */
-static void fill_angles(const struct bed *bed)
-{
-    size_t n = count_angles(bed), bytes = n * sizeof(float);
-    float *cosines = dskv_calloc(n + 1, sizeof *cosines), *sines = dskv_calloc(n + 1, sizeof *sines);
-    for (size_t i = 0; i < n; i++) {
-        cosines[i] = cosf((float)(i % 6283) * 0.001f);
-        sines[i] = sinf((float)(i % 6283) * 0.001f);
-    }
-    dskv_device_upload(bed->device, bed->rope_cos, cosines, bytes);
-    dskv_device_upload(bed->device, bed->rope_sin, sines, bytes);
-    free(cosines);
-    free(sines);
-}
-
-static void fill_ids(const struct bed *bed)
-{
-    int32_t n_blocks = bed->batch * bed->blocks_each, n_heads = bed->model->n_heads;
-    int32_t *tables = dskv_calloc((size_t)n_blocks, sizeof *tables);
-    int32_t *map = dskv_calloc((size_t)n_heads, sizeof *map), targets[LOGIT_ROWS];
-    struct dskv_sampling plain[LOGIT_ROWS], filtered[LOGIT_ROWS];
-    for (int32_t i = 0; i < n_blocks; i++)
-        tables[i] = i;
-    for (int32_t h = 0; h < n_heads; h++)
-        map[h] = h / (n_heads / bed->model->n_kv_heads);
-    for (int32_t r = 0; r < LOGIT_ROWS; r++) {
-        targets[r] = -1;
-        plain[r] = (struct dskv_sampling){.temperature = 1, .top_p = 1, .seed = 1, .position = r};
-        filtered[r] = plain[r];
-        filtered[r].top_k = 50;
-        filtered[r].top_p = 0.9f;
-    }
-    dskv_device_upload(bed->device, bed->tables, tables, (size_t)n_blocks * sizeof *tables);
-    dskv_device_upload(bed->device, bed->kv_head_of_head, map, (size_t)n_heads * sizeof *map);
-    dskv_device_upload(bed->device, bed->targets, targets, sizeof targets);
-    dskv_device_upload(bed->device, bed->plain, plain, sizeof plain);
-    dskv_device_upload(bed->device, bed->filtered, filtered, sizeof filtered);
-    free(tables);
-    free(map);
-}
-
-static enum dskv_exit open_bed(struct bed *bed, struct dskv_error *error)
-{
-    const struct dskv_model *m = bed->model;
-    bed->memory_bytes = place_buffers(bed);
-    bed->memory = dskv_device_alloc(bed->device, bed->memory_bytes);
-    if (!bed->memory)
-        return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %zu bytes of activations and keys",
-                              bed->memory_bytes);
-    place_buffers(bed);
-    size_t rows = (size_t)bed->most_rows, width = (size_t)m->width;
-    struct dskv_kv kv = pool(bed);
-    fill(bed, bed->x, bed->activation, (size_t)(bed->wide - bed->x) / dskv_dtype_bytes(bed->activation), 1);
-    fill(bed, bed->wide, bed->activation, rows * (size_t)bed->up_cols, 1);
-    fill(bed, bed->narrow, bed->activation, rows * (size_t)m->mlp, 1);
-    fill(bed, bed->kv, bed->kv_dtype, (size_t)kv.n_blocks * kv.block_bytes / dskv_dtype_bytes(bed->kv_dtype), 1);
-    fill(bed, bed->logits, DSKV_F32, (size_t)LOGIT_ROWS * (size_t)m->vocab, 8);
-    fill(bed, bed->norm_weight, DSKV_F32, width, 1);
-    fill_angles(bed);
-    fill_ids(bed);
-    return DSKV_EXIT_OK;
-}
-
-/* What depends on the number of rows: positions, slots, runs of tokens. */
-static void set_rows(const struct bed *bed, int32_t rows)
-{
-    int32_t *positions = dskv_calloc((size_t)rows, sizeof *positions),
-            *slots = dskv_calloc((size_t)rows, sizeof *slots);
-    struct dskv_attention_work *one = dskv_calloc((size_t)bed->batch, sizeof *one);
-    struct dskv_attention_work *many = dskv_calloc((size_t)bed->batch, sizeof *many);
-    for (int32_t r = 0; r < rows; r++)
-        positions[r] = slots[r] = bed->context + r;
-    for (int32_t i = 0; i < bed->batch; i++) {
-        one[i] = (struct dskv_attention_work){
-            .n_tokens = rows, .start = bed->context, .first_block = i * bed->blocks_each, .n_blocks = bed->blocks_each};
-        many[i] = one[i];
-        many[i].first = i % rows;
-        many[i].n_tokens = 1;
-    }
-    dskv_device_upload(bed->device, bed->positions, positions, (size_t)rows * sizeof *positions);
-    dskv_device_upload(bed->device, bed->slots, slots, (size_t)rows * sizeof *slots);
-    dskv_device_upload(bed->device, bed->one, one, (size_t)bed->batch * sizeof *one);
-    dskv_device_upload(bed->device, bed->many, many, (size_t)bed->batch * sizeof *many);
-    free(positions);
-    free(slots);
-    free(one);
-    free(many);
-}
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-static struct dskv_tensor rows_of(const struct bed *bed, void *data, int32_t rows, int64_t cols)
+static struct dskv_tensor rows_of(const struct dskv_bench_bed *bed, void *data, int32_t rows, int64_t cols)
 {
     return dskv_tensor(data, bed->activation, rows, cols);
 }
 
-static void multiply(struct bed *bed, int32_t rows, int i, char *x, struct dskv_tensor y)
+static void multiply(struct dskv_bench_bed *bed, int32_t rows, int i, char *x, struct dskv_tensor y)
 {
     const struct dskv_weight *w = bed->copies[i % bed->n_copies];
     dskv_op_matmul(bed->device, &(struct dskv_matmul){.x = rows_of(bed, x, rows, dskv_weight_k(w)), .w = w, .y = y});
 }
 
-static struct cost cost_of_matmul(const struct bed *bed, int32_t rows, int64_t n, int64_t k, enum dskv_dtype out)
+static struct cost cost_of_matmul(const struct dskv_bench_bed *bed, int32_t rows, int64_t n, int64_t k,
+                                  enum dskv_dtype out)
 {
     double element = (double)dskv_dtype_bytes(bed->activation), cells = (double)n * (double)k;
     return (struct cost){cells * (double)dskv_dtype_bytes(bed->weight_dtype) +
@@ -249,16 +54,16 @@ static struct cost cost_of_matmul(const struct bed *bed, int32_t rows, int64_t n
 
 /* name_weight, name_queue and name_cost of a product of the layer. */
 #define PRODUCT(name, outputs, inputs, from, to)                                                                       \
-    static void name##_weight(const struct bed *bed, int64_t *n, int64_t *k)                                           \
+    static void name##_weight(const struct dskv_bench_bed *bed, int64_t *n, int64_t *k)                                \
     {                                                                                                                  \
         *n = outputs;                                                                                                  \
         *k = inputs;                                                                                                   \
     }                                                                                                                  \
-    static void name##_queue(struct bed *bed, int32_t rows, int i)                                                     \
+    static void name##_queue(struct dskv_bench_bed *bed, int32_t rows, int i)                                          \
     {                                                                                                                  \
         multiply(bed, rows, i, from, rows_of(bed, to, rows, outputs));                                                 \
     }                                                                                                                  \
-    static struct cost name##_cost(const struct bed *bed, int32_t rows)                                                \
+    static struct cost name##_cost(const struct dskv_bench_bed *bed, int32_t rows)                                     \
     {                                                                                                                  \
         return cost_of_matmul(bed, rows, outputs, inputs, bed->activation);                                            \
     }
@@ -267,16 +72,16 @@ PRODUCT(o, bed->model->width, bed->q_cols, bed->narrow, bed->y)
 PRODUCT(up, bed->up_cols, bed->model->width, bed->h, bed->wide)
 PRODUCT(down, bed->model->width, bed->model->mlp, bed->narrow, bed->y)
 
-static void head_weight(const struct bed *bed, int64_t *n, int64_t *k)
+static void head_weight(const struct dskv_bench_bed *bed, int64_t *n, int64_t *k)
 {
     *n = bed->model->vocab;
     *k = bed->model->width;
 }
-static void head_queue(struct bed *bed, int32_t rows, int i)
+static void head_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     multiply(bed, rows, i, bed->h, dskv_tensor(bed->logits, DSKV_F32, rows, bed->model->vocab));
 }
-static struct cost head_cost(const struct bed *bed, int32_t rows)
+static struct cost head_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return cost_of_matmul(bed, rows, bed->model->vocab, bed->model->width, DSKV_F32);
 }
@@ -288,12 +93,12 @@ static struct cost moves(double elements, enum dskv_dtype dtype)
     return (struct cost){elements * (double)dskv_dtype_bytes(dtype), 0};
 }
 
-static void write_queue(struct bed *bed, int32_t rows, int i)
+static void write_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     const struct dskv_model *m = bed->model;
     struct dskv_tensor qkv = rows_of(bed, bed->wide, rows, bed->q_cols + 2 * bed->kv_cols);
-    struct dskv_kv_write write = {.kv = pool(bed),
-                                  .layer = i % KV_LAYERS,
+    struct dskv_kv_write write = {.kv = dskv_bench_bed_pool(bed),
+                                  .layer = i % dskv_bench_bed_pool(bed).n_layers,
                                   .slots = bed->slots,
                                   .k = dskv_tensor_cols(qkv, bed->q_cols, bed->kv_cols),
                                   .v = dskv_tensor_cols(qkv, bed->q_cols + bed->kv_cols, bed->kv_cols)};
@@ -310,7 +115,7 @@ static void write_queue(struct bed *bed, int32_t rows, int i)
     else
         dskv_op_kv_write(bed->device, &write);
 }
-static struct cost write_cost(const struct bed *bed, int32_t rows)
+static struct cost write_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     int is_rotated = bed->model->positions == DSKV_POSITIONS_ROTARY;
     double rotated = is_rotated ? 2 * (double)(bed->q_cols + bed->kv_cols) : (double)bed->kv_cols;
@@ -318,10 +123,11 @@ static struct cost write_cost(const struct bed *bed, int32_t rows)
     return (struct cost){read + moves(rows * 2.0 * (double)bed->kv_cols, bed->kv_dtype).bytes, 0};
 }
 
-static void attend(struct bed *bed, int32_t rows, int layer, const struct dskv_attention_work *work, int32_t n_work)
+static void attend(struct dskv_bench_bed *bed, int32_t rows, int layer, const struct dskv_attention_work *work,
+                   int32_t n_work)
 {
     const struct dskv_model *m = bed->model;
-    struct dskv_attention p = {.kv = pool(bed),
+    struct dskv_attention p = {.kv = dskv_bench_bed_pool(bed),
                                .layer = layer,
                                .scale = 0.088f,
                                .n_heads_local = m->n_heads,
@@ -334,7 +140,7 @@ static void attend(struct bed *bed, int32_t rows, int layer, const struct dskv_a
                                .out = rows_of(bed, bed->narrow, rows, bed->q_cols)};
     dskv_op_attention(bed->device, &p);
 }
-static struct cost attention_cost(const struct bed *bed, double rows_each, double n_sequences)
+static struct cost attention_cost(const struct dskv_bench_bed *bed, double rows_each, double n_sequences)
 {
     double q = (double)bed->q_cols, keys = rows_each * (bed->context + (rows_each + 1) / 2);
     double kv = moves(2.0 * (double)bed->kv_cols * (bed->context + rows_each), bed->kv_dtype).bytes;
@@ -343,25 +149,25 @@ static struct cost attention_cost(const struct bed *bed, double rows_each, doubl
 }
 
 /* The next sequence, or group of as many as there are rows, each time; on the other layer when all had their turn. */
-static void one_queue(struct bed *bed, int32_t rows, int i)
+static void one_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
-    attend(bed, rows, i / bed->batch % KV_LAYERS, bed->one + i % bed->batch, 1);
+    attend(bed, rows, i / bed->batch % dskv_bench_bed_pool(bed).n_layers, bed->one + i % bed->batch, 1);
 }
-static struct cost one_cost(const struct bed *bed, int32_t rows)
+static struct cost one_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return attention_cost(bed, rows, 1);
 }
-static void many_queue(struct bed *bed, int32_t rows, int i)
+static void many_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     int32_t n_groups = bed->batch / rows;
-    attend(bed, rows, i / n_groups % KV_LAYERS, bed->many + i % n_groups * rows, rows);
+    attend(bed, rows, i / n_groups % dskv_bench_bed_pool(bed).n_layers, bed->many + i % n_groups * rows, rows);
 }
-static struct cost many_cost(const struct bed *bed, int32_t rows)
+static struct cost many_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return attention_cost(bed, 1, rows);
 }
 
-static void residual_queue(struct bed *bed, int32_t rows, int i)
+static void residual_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     int64_t width = bed->model->width;
     (void)i;
@@ -374,34 +180,34 @@ static void residual_queue(struct bed *bed, int32_t rows, int i)
                              .out = rows_of(bed, bed->h, rows, width)};
     dskv_op_residual_norm(bed->device, &(struct dskv_residual_norm){residual, norm});
 }
-static struct cost residual_cost(const struct bed *bed, int32_t rows)
+static struct cost residual_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return moves(4.0 * rows * bed->model->width, bed->activation);
 }
 
-static void activate_queue(struct bed *bed, int32_t rows, int i)
+static void activate_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     (void)i;
     dskv_op_activate(bed->device, &(struct dskv_activate){bed->model->activation, bed->model->gated,
                                                           rows_of(bed, bed->wide, rows, bed->up_cols),
                                                           rows_of(bed, bed->narrow, rows, bed->model->mlp)});
 }
-static struct cost activate_cost(const struct bed *bed, int32_t rows)
+static struct cost activate_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return moves(rows * ((double)bed->up_cols + bed->model->mlp), bed->activation);
 }
 
 /* ---- logits ------------------------------------------------------------------------------------------------------ */
 
-static struct dskv_tensor logits_of(const struct bed *bed, int32_t rows)
+static struct dskv_tensor logits_of(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return dskv_tensor(bed->logits, DSKV_F32, rows, bed->model->vocab);
 }
-static struct cost logits_cost(const struct bed *bed, int32_t rows)
+static struct cost logits_cost(const struct dskv_bench_bed *bed, int32_t rows)
 {
     return moves((double)rows * bed->model->vocab, DSKV_F32);
 }
-static void select_queue(struct bed *bed, int32_t rows, int i)
+static void select_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     (void)i;
     dskv_op_select(bed->device, &(struct dskv_select){.logits = logits_of(bed, rows),
@@ -409,12 +215,12 @@ static void select_queue(struct bed *bed, int32_t rows, int i)
                                                       .targets = bed->targets,
                                                       .stats = bed->stats});
 }
-static void plain_queue(struct bed *bed, int32_t rows, int i)
+static void plain_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     (void)i;
     dskv_op_sample(bed->device, &(struct dskv_sample){logits_of(bed, rows), bed->plain, bed->ids, bed->scratch});
 }
-static void filtered_queue(struct bed *bed, int32_t rows, int i)
+static void filtered_queue(struct dskv_bench_bed *bed, int32_t rows, int i)
 {
     (void)i;
     dskv_op_sample(bed->device, &(struct dskv_sample){logits_of(bed, rows), bed->filtered, bed->ids, bed->scratch});
@@ -424,16 +230,16 @@ static const struct operation operations[] = {
     {"qkv", 0, qkv_weight, qkv_queue, qkv_cost},
     {"rotary, kv write", 0, NULL, write_queue, write_cost},
     {"attention, one sequence", 0, NULL, one_queue, one_cost},
-    {"attention, a sequence a row", LOGIT_ROWS, NULL, many_queue, many_cost},
+    {"attention, a sequence a row", DSKV_BENCH_LOGIT_ROWS, NULL, many_queue, many_cost},
     {"o", 0, o_weight, o_queue, o_cost},
     {"residual, norm", 0, NULL, residual_queue, residual_cost},
     {"up", 0, up_weight, up_queue, up_cost},
     {"activate", 0, NULL, activate_queue, activate_cost},
     {"down", 0, down_weight, down_queue, down_cost},
-    {"head", LOGIT_ROWS, head_weight, head_queue, head_cost},
-    {"select", LOGIT_ROWS, NULL, select_queue, logits_cost},
-    {"sample", LOGIT_ROWS, NULL, plain_queue, logits_cost},
-    {"sample, top-k and top-p", LOGIT_ROWS, NULL, filtered_queue, logits_cost},
+    {"head", DSKV_BENCH_LOGIT_ROWS, head_weight, head_queue, head_cost},
+    {"select", DSKV_BENCH_LOGIT_ROWS, NULL, select_queue, logits_cost},
+    {"sample", DSKV_BENCH_LOGIT_ROWS, NULL, plain_queue, logits_cost},
+    {"sample, top-k and top-p", DSKV_BENCH_LOGIT_ROWS, NULL, filtered_queue, logits_cost},
 };
 
 _Static_assert(sizeof operations / sizeof *operations * DSKV_BENCH_N_ROWS <= DSKV_BENCH_MAX_OPERATIONS,
@@ -441,16 +247,16 @@ _Static_assert(sizeof operations / sizeof *operations * DSKV_BENCH_N_ROWS <= DSK
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
 
-static void close_copies(struct bed *bed)
+static void close_copies(struct dskv_bench_bed *bed)
 {
     for (int i = 0; i < bed->n_copies; i++)
         dskv_weight_close(bed->device, &bed->copies[i]);
     bed->n_copies = 0;
 }
 
-static void fill_weight(const struct bed *bed, struct dskv_weight *weight, int copy)
+static void fill_weight(const struct dskv_bench_bed *bed, struct dskv_weight *weight, int copy)
 {
-    int64_t n = dskv_weight_n(weight), k = dskv_weight_k(weight), step = (int64_t)PATTERN_ELEMENTS / k;
+    int64_t n = dskv_weight_n(weight), k = dskv_weight_k(weight), step = (int64_t)DSKV_BENCH_PATTERN_ELEMENTS / k;
     if (dskv_weight_fill_noise(bed->device, weight, 0, n, (uint64_t)copy, 0, 0))
         return;
     float *rows = dskv_calloc((size_t)(step * k), sizeof *rows);
@@ -461,7 +267,8 @@ static void fill_weight(const struct bed *bed, struct dskv_weight *weight, int c
     free(rows);
 }
 
-static enum dskv_exit open_copies(struct bed *bed, const struct operation *operation, struct dskv_error *error)
+static enum dskv_exit open_copies(struct dskv_bench_bed *bed, const struct operation *operation,
+                                  struct dskv_error *error)
 {
     int64_t n, k;
     if (!operation->weight)
@@ -470,7 +277,7 @@ static enum dskv_exit open_copies(struct bed *bed, const struct operation *opera
     size_t cold_bytes = bed->report->machine.is_host ? HOST_COLD_BYTES : DEVICE_COLD_BYTES;
     size_t bytes = (size_t)n * (size_t)k * dskv_dtype_bytes(bed->weight_dtype);
     size_t n_copies = (cold_bytes + bytes - 1) / bytes;
-    for (; bed->n_copies < (int)n_copies && bed->n_copies < MAX_COPIES; bed->n_copies++) {
+    for (; bed->n_copies < (int)n_copies && bed->n_copies < DSKV_BENCH_MAX_COPIES; bed->n_copies++) {
         struct dskv_weight *weight = dskv_weight_open(bed->device, n, k, bed->weight_dtype);
         if (!weight)
             return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %zu bytes of weights", bytes);
@@ -482,7 +289,7 @@ static enum dskv_exit open_copies(struct bed *bed, const struct operation *opera
 
 /* Some calls, in order, as they are timed together. */
 struct calls {
-    struct bed *bed;
+    struct dskv_bench_bed *bed;
     const struct operation *operation;
     int32_t rows;
     int n;
@@ -525,7 +332,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void measure(struct bed *bed, const struct operation *operation, int32_t rows)
+static void measure(struct dskv_bench_bed *bed, const struct operation *operation, int32_t rows)
 {
     struct dskv_bench_report *report = bed->report;
     struct dskv_bench_operation *measured = &report->operations[report->n_operations++];
@@ -554,7 +361,7 @@ static void measure(struct bed *bed, const struct operation *operation, int32_t 
     free(times);
 }
 
-static enum dskv_exit measure_all(struct bed *bed, struct dskv_error *error)
+static enum dskv_exit measure_all(struct dskv_bench_bed *bed, struct dskv_error *error)
 {
     const int32_t rows[DSKV_BENCH_N_ROWS] = {1, 8, 16, 32, 64, bed->most_rows};
     enum dskv_exit code = DSKV_EXIT_OK;
@@ -565,7 +372,7 @@ static enum dskv_exit measure_all(struct bed *bed, struct dskv_error *error)
         for (int r = 0; r < DSKV_BENCH_N_ROWS && !code; r++) {
             if ((most && rows[r] > most) || rows[r] > bed->most_rows || (r && rows[r] <= rows[r - 1]))
                 continue;
-            set_rows(bed, rows[r]);
+            dskv_bench_bed_set_rows(bed, rows[r]);
             measure(bed, operation, rows[r]);
             if (dskv_device_sync(bed->device, error))
                 code = DSKV_EXIT_DEVICE;
@@ -579,22 +386,21 @@ enum dskv_exit dskv_bench_operations_run(const struct dskv_device_options *optio
                                          enum dskv_dtype dtype, struct dskv_bench_report *report,
                                          struct dskv_engine_info *info, struct dskv_error *error)
 {
-    struct bed bed = {.model = model,
-                      .report = report,
-                      .weight_dtype = dtype,
-                      .context = report->options->context,
-                      .batch = report->options->batch,
-                      .most_rows = report->options->prefill,
-                      .q_cols = (int64_t)model->n_heads * model->head_dim,
-                      .kv_cols = (int64_t)model->n_kv_heads * model->head_dim,
-                      .up_cols = (int64_t)model->mlp * (model->gated ? 2 : 1)};
+    struct dskv_bench_bed bed = {.model = model,
+                                 .report = report,
+                                 .weight_dtype = dtype,
+                                 .context = report->options->context,
+                                 .batch = report->options->batch,
+                                 .most_rows = report->options->prefill,
+                                 .q_cols = (int64_t)model->n_heads * model->head_dim,
+                                 .kv_cols = (int64_t)model->n_kv_heads * model->head_dim,
+                                 .up_cols = (int64_t)model->mlp * (model->gated ? 2 : 1)};
     enum dskv_exit code = dskv_device_open(options, &bed.device, error);
     if (code)
         return code;
     enum dskv_dtype kv = dskv_dtype_from_name(report->options->kv_dtype);
     bed.activation = dskv_device_activation_dtype(bed.device, dtype);
     bed.kv_dtype = kv < DSKV_N_DTYPES ? kv : dskv_device_is_host(bed.device) ? DSKV_F32 : dtype;
-    bed.blocks_each = (bed.context + bed.most_rows + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     *info = (struct dskv_engine_info){.model = *model,
                                       .n_ranks = 1,
                                       .weight_dtype = dtype,
@@ -604,10 +410,10 @@ enum dskv_exit dskv_bench_operations_run(const struct dskv_device_options *optio
     report->info = info;
     report->context = bed.context;
     report->prefill = bed.most_rows;
-    code = open_bed(&bed, error);
+    code = dskv_bench_bed_open(&bed, error);
     if (!code)
         code = measure_all(&bed, error);
-    dskv_device_free(bed.device, bed.memory, bed.memory_bytes);
+    dskv_bench_bed_close(&bed);
     dskv_device_close(&bed.device);
     return code;
 }
