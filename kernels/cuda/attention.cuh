@@ -1,5 +1,6 @@
-/* What the two forms of attention share: the generic one (attention.cu) and that of tensor instructions
- * (attention_tensor.cu), which takes 16-bit activations on a pool of the same dtype at the usual head sizes. */
+/* What the forms of attention share: the generic one (attention.cu), that of tensor instructions (attention_tensor.cu),
+ * which takes 16-bit activations on a pool of the same dtype at the usual head sizes, and that of warpgroups
+ * (attention_wgmma.cu), which takes many rows of it. */
 #ifndef DSKV_KERNELS_CUDA_ATTENTION_CUH
 #define DSKV_KERNELS_CUDA_ATTENTION_CUH
 
@@ -37,5 +38,8 @@ static __device__ __forceinline__ bool find_row(const attention_grid &g, int row
 /* Queues the operation and says so, or leaves it to the generic form. */
 int attention_with_tensor_instructions(struct dskv_device *device, const struct dskv_attention *p,
                                        const attention_grid &g);
+
+/* The same in place of the former, with its bits, where it is the faster one; sizes and dtypes are known to suit it. */
+int attention_with_warpgroups(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
 
 #endif

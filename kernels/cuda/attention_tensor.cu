@@ -13,7 +13,6 @@
 #include "cuda/attention_tile.cuh"
 
 enum { WIDE = TILE * N_WARPS };
-#define LOG2_E 1.44269504f /* scores are kept in units of it, for 2^x */
 
 /* A pair's pieces in scratch, side by side: max, sum, two unused, D values. */
 template <int D> constexpr int scratch_floats = D + 4;
@@ -67,33 +66,6 @@ __global__ void __launch_bounds__((D + 31) / 32 * 32)
         out[row * g.out_stride + (int64_t)head * D + d] = from_float<T>(value / sum);
 }
 
-/* What a lane keeps of its two rows between pieces. */
-struct rows_state {
-    float max[2], sum[2];
-};
-
-/* Takes the next piece's maxima and sums in, and gives the factors for the values.  A row that sees nothing of the
- * piece keeps its state to the bit: x * 1 + 0 * -0. */
-__device__ __forceinline__ void merge_rows(rows_state *all, const float *max, const float *sum, const int *last,
-                                           int first, float *keep, float *add)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float larger = fmaxf(all->max[i], max[i]);
-        bool sees = first <= last[i];
-        keep[i] = sees ? exp2_of(all->max[i] - larger) : 1.0f;
-        add[i] = sees ? exp2_of(max[i] - larger) : -0.0f;
-        all->max[i] = sees ? larger : all->max[i];
-        all->sum[i] = merged(all->sum[i], keep[i], sum[i], add[i]);
-    }
-}
-
-__device__ __forceinline__ void clear_rows(rows_state *all)
-{
-    all->max[0] = all->max[1] = -INFINITY;
-    all->sum[0] = all->sum[1] = 0.0f;
-}
-
 /* Where a lane's two rows of a piece go in scratch; null: the row sees nothing of the piece. */
 template <int D>
 __device__ __forceinline__ void find_places(float **place, float *scratch, const attention_grid &g, const tile &t,
@@ -126,43 +98,6 @@ __device__ __forceinline__ void store_values(float *const *place, const float (*
             for (int i = 0; i < 2; i++)
                 *(float2 *)(place[half] + 4 + column + i * 8 + threadIdx.x % 4 * 2) =
                     make_float2(value[i][half * 2], value[i][half * 2 + 1]);
-}
-
-/* The same into the values so far. */
-__device__ __forceinline__ void merge_values(float (*all)[4], const float (*value)[4], const float *keep,
-                                             const float *add)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            all[i][j] = merged(all[i][j], keep[j / 2], value[i][j], add[j / 2]);
-}
-
-/* The same of finished rows, as results. */
-template <typename T, int D>
-__device__ __forceinline__ void store_results(const attention_grid &g, const tile &t, int pair, const float (*value)[4],
-                                              const float *sum, int column, T *out, bool aligned)
-{
-    int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int mine = pair + lane / 4 + half * 8;
-        if (mine >= t.n_pairs)
-            continue;
-        T *row = out + row_of(t, mine) * g.out_stride + (int64_t)head_of(t, mine) * D + column + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            T low = from_float<T>(value[i][half * 2] / sum[half]),
-              high = from_float<T>(value[i][half * 2 + 1] / sum[half]);
-            if (aligned) {
-                *(uint32_t *)(row + i * 8) = pack(low, high);
-            } else {
-                row[i * 8] = low;
-                row[i * 8 + 1] = high;
-            }
-        }
-    }
 }
 
 /* Two neighbours can be accessed as one in every row. */
@@ -484,6 +419,8 @@ int attention_with_tensor_instructions(struct dskv_device *device, const struct 
     if (p->q.dtype != p->kv.dtype || p->q.dtype == DSKV_F32 || !(p->scale > 0.0f) ||
         (size != 64 && size != 80 && size != 96 && size != 128))
         return 0;
+    if (attention_with_warpgroups(dskv_cuda_of(device), p, g))
+        return 1;
     if (p->q.rows == 0 || p->n_work == 0)
         return 1;
     auto choose_size = [&](auto t) {

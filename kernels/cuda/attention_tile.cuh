@@ -14,6 +14,8 @@
 
 #include <climits>
 
+#define LOG2_E 1.44269504f /* scores are kept in units of it, for 2^x */
+
 enum { TILE = 16, KEYS = DSKV_KEY_PIECE, N_WARPS = 4, N_THREADS = 32 * N_WARPS };
 
 /* Rows of shared memory are 16 bytes longer than they need be, so that eight of them touch all banks. */
@@ -91,7 +93,7 @@ __device__ __forceinline__ int last_of(const tile &t, int pair)
 }
 
 /* Tile `index` of a KV head, counted run by run; false behind the last one.  All lanes of a warp call it. */
-__device__ bool find_tile(const attention_grid &g, int kv_head, int index, int pairs_per_tile, tile *t)
+static __device__ bool find_tile(const attention_grid &g, int kv_head, int index, int pairs_per_tile, tile *t)
 {
     int lane = (int)threadIdx.x % 32;
     t->first_head = t->group = 0;
@@ -305,19 +307,30 @@ __device__ __forceinline__ float max_of_row(float x)
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* Weights 2^(score * scale - max) of 16 keys in the pool's dtype, as a left operand.  A masked key's is 0, also where
- * all are masked and the maximum, which is scaled, is minus infinity. */
-template <typename T>
-__device__ __forceinline__ void weigh(uint32_t *a, const float (*score)[4], float scale, const float *max)
+/* Scores of 16 keys become weights 2^(score * scale - max).  A masked key's is 0, also where all are masked and the
+ * maximum, which is scaled, is minus infinity. */
+__device__ __forceinline__ void raise_scores(float (*score)[4], float scale, const float *max)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float minus = max[half] == -INFINITY ? 0.0f : -max[half];
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            a[i * 2 + half] = pack(from_float<T>(exp2_of(fmaf(score[i][half * 2], scale, minus))),
-                                   from_float<T>(exp2_of(fmaf(score[i][half * 2 + 1], scale, minus))));
+        for (int i = 0; i < 4; i++)
+            score[i / 2][half * 2 + i % 2] = exp2_of(fmaf(score[i / 2][half * 2 + i % 2], scale, minus));
     }
+}
+/* They in the pool's dtype, as a left operand. */
+template <typename T> __device__ __forceinline__ void pack_weights(uint32_t *a, const float (*weight)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = pack(from_float<T>(weight[i / 2][i % 2 * 2]), from_float<T>(weight[i / 2][i % 2 * 2 + 1]));
+}
+template <typename T>
+__device__ __forceinline__ void weigh(uint32_t *a, float (*score)[4], float scale, const float *max)
+{
+    raise_scores(score, scale, max);
+    pack_weights<T>(a, score);
 }
 
 /* Weights of 64 keys times values, N times 16 dimensions, `step` apart, from `column` on; none from D on. */
@@ -370,6 +383,83 @@ template <typename T> __device__ __forceinline__ void sum_weights(float *sum, co
 __device__ __forceinline__ float merged(float x, float keep, float next, float add)
 {
     return fmaf(x, keep, next * add);
+}
+
+/* What a lane keeps of its two rows between pieces. */
+struct rows_state {
+    float max[2], sum[2];
+};
+
+/* Takes the next piece's maxima in, and gives the factors for sums and values.  A row that sees nothing of the piece
+ * keeps its state to the bit: x * 1 + 0 * -0. */
+__device__ __forceinline__ void merge_max(rows_state *all, const float *max, const int *last, int first, float *keep,
+                                          float *add)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float larger = fmaxf(all->max[i], max[i]);
+        bool sees = first <= last[i];
+        keep[i] = sees ? exp2_of(all->max[i] - larger) : 1.0f;
+        add[i] = sees ? exp2_of(max[i] - larger) : -0.0f;
+        all->max[i] = sees ? larger : all->max[i];
+    }
+}
+
+__device__ __forceinline__ void merge_sum(rows_state *all, const float *sum, const float *keep, const float *add)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        all->sum[i] = merged(all->sum[i], keep[i], sum[i], add[i]);
+}
+
+__device__ __forceinline__ void merge_rows(rows_state *all, const float *max, const float *sum, const int *last,
+                                           int first, float *keep, float *add)
+{
+    merge_max(all, max, last, first, keep, add);
+    merge_sum(all, sum, keep, add);
+}
+
+__device__ __forceinline__ void clear_rows(rows_state *all)
+{
+    all->max[0] = all->max[1] = -INFINITY;
+    all->sum[0] = all->sum[1] = 0.0f;
+}
+
+/* Takes a piece's values of 16 dimensions into the values so far. */
+__device__ __forceinline__ void merge_values(float (*all)[4], const float (*value)[4], const float *keep,
+                                             const float *add)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            all[i][j] = merged(all[i][j], keep[j / 2], value[i][j], add[j / 2]);
+}
+
+/* Those of finished rows, from dimension `column` on, as results. */
+template <typename T, int D>
+__device__ __forceinline__ void store_results(const attention_grid &g, const tile &t, int pair, const float (*value)[4],
+                                              const float *sum, int column, T *out, bool aligned)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int mine = pair + lane / 4 + half * 8;
+        if (mine >= t.n_pairs)
+            continue;
+        T *row = out + row_of(t, mine) * g.out_stride + (int64_t)head_of(t, mine) * D + column + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            T low = from_float<T>(value[i][half * 2] / sum[half]),
+              high = from_float<T>(value[i][half * 2 + 1] / sum[half]);
+            if (aligned) {
+                *(uint32_t *)(row + i * 8) = pack(low, high);
+            } else {
+                row[i * 8] = low;
+                row[i * 8 + 1] = high;
+            }
+        }
+    }
 }
 
 #endif

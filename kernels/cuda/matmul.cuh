@@ -2,14 +2,10 @@
 #ifndef DSKV_KERNELS_CUDA_MATMUL_CUH
 #define DSKV_KERNELS_CUDA_MATMUL_CUH
 
+#include "cuda/bulk.cuh"
 #include "cuda/common.cuh"
 #include "cuda/matmul.h"
 #include "cuda/mma.cuh"
-
-__device__ __forceinline__ uint32_t shared_address(const void *shared)
-{
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
 
 /* Four 8x8 matrices of 2-byte elements; lane l names row l % 8 of matrix l / 8. */
 __device__ __forceinline__ void load_matrices(uint32_t *r, uint32_t address)

@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cuda.h>
 
 enum {
     BOX_K = 64, /* 128 bytes: the widest swizzle */
@@ -49,34 +48,6 @@ struct stream_plan {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ void barrier_init(uint64_t *barrier, int count)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(uint64_t *barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
 
 /* n_boxes boxes of 64 k-values at once, as the map has it. */
 __device__ __forceinline__ void copy_boxes(unsigned char *shared, const CUtensorMap *map, int row, int box,
@@ -279,22 +250,6 @@ __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
         feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
     }
 #endif
-}
-
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, found without linking to the driver: a host without one runs this build too. */
-static encode_function find_encode(void)
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result) !=
-            cudaSuccess ||
-        result != cudaDriverEntryPointSuccess)
-        function = NULL;
-    return (encode_function)function;
 }
 
 /* A row-major matrix of whole boxes as [cols / 64][rows][64]; what lies outside reads as zeros. */

@@ -192,6 +192,80 @@ static void decode_equals_prefill(void)
             }
 }
 
+/* A call of thousands of pairs may take another kernel than calls of few: the whole sequence at once, and runs of it in
+ * one call, give the bits of short calls. */
+static void many_rows_equal_few(void)
+{
+    enum { ROUNDS = 24, MAX_RUNS = 6, FEW = 31, ENOUGH = 20000 };
+    static const int head_dims[] = {64, 128}, block_sizes[] = {16, 48, 64, 32, 128, 80, 256};
+    uint64_t seed = 11;
+    for (int round = 0; round < ROUNDS; round++) {
+        enum dskv_dtype dtype = round / 2 % 2 ? DSKV_F16 : DSKV_BF16;
+        struct shape shape = {.head_dim = head_dims[round % 2], .n_kv = 3 + test_random_below(&seed, MAX_GROUPS - 2)};
+        int n_heads = 0;
+        for (int kv = 0; kv < shape.n_kv; kv++)
+            n_heads += shape.group[kv] = 1 + test_random_below(&seed, 8);
+        shape.length = ENOUGH / n_heads < 5000 ? ENOUGH / n_heads : 5000;
+        struct sequence s = sequence_open(gpu, &shape, dtype, dtype, block_sizes[round % 7], 80 + (uint64_t)round);
+        const int cols = n_heads * shape.head_dim, length = shape.length;
+        char what[100];
+        snprintf(what, sizeof what, "%d rows of %d on %d heads of %d, %s, blocks of %d", length, n_heads, shape.n_kv,
+                 shape.head_dim, dskv_dtype_name(dtype), s.kv.block_tokens);
+        float *got = run_in_pieces(&s, length, 1), *expected = run_in_pieces(&s, FEW, 1);
+        CU_ASSERT(test_same_bits(what, got, expected, (size_t)(length * cols)));
+        free(got);
+
+        struct dskv_attention_work work[MAX_RUNS];
+        int n_runs = 2 + test_random_below(&seed, MAX_RUNS - 1), rows = 0;
+        for (int w = 0; w < n_runs; w++) {
+            int n = w == n_runs - 1 ? 0 : 1 + test_random_below(&seed, length),
+                start = test_random_below(&seed, length - n + 1);
+            work[w] = (struct dskv_attention_work){
+                .first = rows, .n_tokens = n, .start = start, .n_blocks = blocks_of(&s, start + n)};
+            rows += n;
+        }
+        size_t row_bytes = (size_t)cols * sizeof(float);
+        float *q = dskv_calloc((size_t)rows, row_bytes), *wanted = dskv_calloc((size_t)rows, row_bytes);
+        for (int w = 0; w < n_runs; w++) {
+            size_t bytes = (size_t)work[w].n_tokens * row_bytes;
+            memcpy(q + work[w].first * cols, s.q + work[w].start * cols, bytes);
+            memcpy(wanted + work[w].first * cols, expected + work[w].start * cols, bytes);
+        }
+        got = attend(&s, work, n_runs, length, s.table, s.n_blocks, q, rows);
+        CU_ASSERT(test_same_bits(what, got, wanted, (size_t)(rows * cols)));
+        free(got);
+        free(q);
+        free(wanted);
+        free(expected);
+        sequence_close(&s);
+    }
+}
+
+/* Values that are not finite, of a token in the middle: many rows at once, and none before it knows. */
+static void many_rows_know_nothing_of_later_ones(void)
+{
+    for (int round = 0; round < 4; round++) {
+        struct shape shape = {.head_dim = round % 2 ? 64 : 128, .n_kv = 4, .group = {4, 4, 3, 5}, .length = 1300};
+        enum dskv_dtype dtype = round / 2 ? DSKV_F16 : DSKV_BF16;
+        struct sequence s = sequence_open(gpu, &shape, dtype, dtype, 64, 90);
+        const int kv_cols = shape.n_kv * shape.head_dim, cols = s.n_heads * shape.head_dim, bad = 700 + round * 37;
+        float *expected = run_in_pieces(&s, shape.length, 1);
+        for (int i = 0; i < kv_cols; i++) {
+            s.v[bad * kv_cols + i] = i % 3 ? NAN : INFINITY;
+            s.k[(bad + 5) * kv_cols + i] = NAN;
+        }
+        float *got = run_in_pieces(&s, shape.length, 1);
+        CU_ASSERT(test_same_bits("the rows before", got, expected, (size_t)(bad * cols)));
+        int n_finite = 0;
+        for (int i = bad * cols; i < shape.length * cols; i++)
+            n_finite += isfinite(got[i]) != 0;
+        CU_ASSERT_EQUAL(n_finite, 0);
+        free(got);
+        free(expected);
+        sequence_close(&s);
+    }
+}
+
 /* Runs of random lengths at random places of one stored sequence, in one call: the bits of each row in a cold run. */
 static void batches_equal_alone(void)
 {
@@ -312,6 +386,8 @@ static void later_tokens_stay_out(void)
 const struct dskv_test test_cuda_attention[] = {
     {"attention: near the CPU", near_the_cpu},
     {"attention: decode equals prefill", decode_equals_prefill},
+    {"attention: many rows equal few", many_rows_equal_few},
+    {"attention: many rows know nothing of later ones", many_rows_know_nothing_of_later_ones},
     {"attention: batches equal alone", batches_equal_alone},
     {"attention: padding changes nothing", padding_changes_nothing},
     {"attention: later tokens stay out", later_tokens_stay_out},
