@@ -9,8 +9,7 @@
 #ifndef DSKV_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 #define DSKV_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "cuda/common.cuh"
 #include <stdint.h>
 #include <type_traits>
 

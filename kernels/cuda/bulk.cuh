@@ -3,8 +3,9 @@
 #ifndef DSKV_KERNELS_CUDA_BULK_CUH
 #define DSKV_KERNELS_CUDA_BULK_CUH
 
+#include "cuda/cuda.h"
+
 #include <cuda.h>
-#include <cuda_runtime.h>
 #include <stdint.h>
 
 __device__ __forceinline__ uint32_t shared_address(const void *shared)
