@@ -16,6 +16,7 @@ struct dskv_config {
     enum dskv_command command;
     const char *model;
     const char *device, *dtype, *kv_dtype;
+    const char *queue_ahead; /* null is "auto", too */
     int64_t kv_cache_memory; /* bytes per rank, 0: by memory_fraction */
     double memory_fraction;
     int32_t max_model_len, max_batch_tokens, max_sequences, block_tokens, threads, tensor_parallel;

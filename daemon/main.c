@@ -80,6 +80,7 @@ static struct dskv_engine_options engine_options(const struct dskv_config *confi
         .n_threads = config->threads,
         .tensor_parallel = config->tensor_parallel,
         .share_gpu = config->share_gpu,
+        .takes_references = config->command == DSKV_REPLAY || strcmp(config->queue_ahead, "on") == 0,
         .check_plans = config->log_level == DSKV_LOG_DEBUG,
     };
 }

@@ -1,4 +1,6 @@
-/* Replay: reads, checks, rebuilds and executes one recorded plan after the other; hashes what the wanted rows gave. */
+/* Replay: reads, checks, rebuilds and executes one recorded plan after the other; hashes what the wanted rows gave.
+ * Tokens that a plan names by the rows of the one before are drawn again, and are the same.
+ */
 #include "daemon/replay.h"
 
 #include "base/log.h"
@@ -102,11 +104,13 @@ static enum dskv_exit run_plan(struct dskv_engine *engine, const struct dskv_pla
     return DSKV_EXIT_OK;
 }
 
-/* What a plan must be to run here: all that it names is there, and its rows of logits find room. */
-static enum dskv_code check(const struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_error *error)
+/* What a plan must be to run here, after the one before (null: none): all that it names is there, and its rows of
+ * logits find room. */
+static enum dskv_code check(const struct dskv_engine *engine, const struct dskv_plan *plan,
+                            const struct dskv_plan *before, struct dskv_error *error)
 {
     const struct dskv_engine_info *info = dskv_engine_info(engine);
-    enum dskv_code code = dskv_plan_validate(plan, plan->bytes, &info->bounds, error);
+    enum dskv_code code = dskv_plan_validate(plan, plan->bytes, &info->bounds, before, error);
     if (code)
         return code;
     int32_t n_logit_rows = count_logit_rows(plan);
@@ -122,17 +126,19 @@ enum dskv_exit dskv_replay(struct dskv_engine *engine, const char *path, FILE *o
     if (!in)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--replay: cannot read %.160s: %s", path, strerror(errno));
     enum dskv_exit code = DSKV_EXIT_OK;
+    struct dskv_plan *before = NULL, *plan = NULL;
     for (int n = 1; !code; n++) {
-        struct dskv_plan *plan = NULL;
         struct dskv_error reason;
         int is_bad = dskv_plan_read(in, &plan, &reason) != DSKV_OK;
         if (!is_bad && !plan)
             break;
-        is_bad = is_bad || check(engine, plan, &reason);
+        is_bad = is_bad || check(engine, plan, before, &reason);
         code = is_bad ? dskv_fail_exit(error, DSKV_EXIT_USAGE, "--replay: plan %d: %.200s", n, reason.message)
                       : run_plan(engine, plan, out, error);
-        free(plan);
+        free(before);
+        before = plan;
     }
+    free(before);
     fclose(in);
     return code;
 }

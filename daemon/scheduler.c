@@ -126,11 +126,11 @@ int32_t dskv_scheduler_pick(struct dskv_scheduler *scheduler, struct dskv_pick *
     return n;
 }
 
-int64_t dskv_scheduler_waiting(const struct dskv_scheduler *scheduler)
+int64_t dskv_scheduler_active(const struct dskv_scheduler *scheduler)
 {
     int64_t n = 0;
     for (const struct dskv_group *group = scheduler->ring.next; group != &scheduler->ring; group = group->next)
         for (int32_t i = 0; i < group->n_sequences; i++)
-            n += group->sequences[i] && dskv_sequence_waiting(group->sequences[i]) > 0;
+            n += group->sequences[i] && group->sequences[i]->completed < group->sequences[i]->n_input;
     return n;
 }

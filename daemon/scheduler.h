@@ -44,7 +44,7 @@ void dskv_scheduler_add(struct dskv_scheduler *scheduler, struct dskv_group *gro
 void dskv_scheduler_remove(struct dskv_group *group);
 /* Fills picks[limits.max_sequences]; returns how many, 0 when nothing waits. */
 int32_t dskv_scheduler_pick(struct dskv_scheduler *scheduler, struct dskv_pick *picks);
-/* Sequences in the ring with tokens that wait. */
-int64_t dskv_scheduler_waiting(const struct dskv_scheduler *scheduler);
+/* Sequences in the ring with tokens that wait or whose step has not ended. */
+int64_t dskv_scheduler_active(const struct dskv_scheduler *scheduler);
 
 #endif

@@ -29,11 +29,11 @@ struct dskv_sequence *dskv_sequence_open(struct dskv_blocks *blocks, const struc
         sequence->table[i] = prefix->blocks[i];
         dskv_blocks_hold(blocks, sequence->table[i]);
     }
-    sequence->n_input = sequence->input_capacity = n_tokens;
+    sequence->n_input = sequence->n_known = sequence->input_capacity = n_tokens;
     sequence->input = dskv_calloc((size_t)n_tokens, sizeof *sequence->input);
     if (n_tokens)
         memcpy(sequence->input, tokens, (size_t)n_tokens * sizeof *tokens);
-    sequence->next = rerun ? -1 : 0;
+    sequence->next = sequence->completed = rerun ? -1 : 0;
     return sequence;
 }
 
@@ -61,13 +61,37 @@ void dskv_sequence_close(struct dskv_sequence **sequence)
     *sequence = NULL;
 }
 
-void dskv_sequence_push(struct dskv_sequence *sequence, int32_t token)
+static void append_input(struct dskv_sequence *sequence, int32_t id)
 {
     if (sequence->n_input == sequence->input_capacity) {
         sequence->input_capacity = sequence->input_capacity * 2 + 16;
         sequence->input = dskv_realloc(sequence->input, (size_t)sequence->input_capacity, sizeof *sequence->input);
     }
-    sequence->input[sequence->n_input++] = token;
+    sequence->input[sequence->n_input++] = id;
+}
+
+/* Where the blocks note the token of an input number (-1: of the prefix's last). */
+static int32_t *noted_token(const struct dskv_sequence *sequence, int32_t number)
+{
+    int32_t block_tokens = dskv_blocks_block_tokens(sequence->blocks);
+    int32_t position = sequence->prefix_length + number;
+    return &dskv_blocks_tokens(sequence->blocks, sequence->table[position / block_tokens])[position % block_tokens];
+}
+
+void dskv_sequence_expect(struct dskv_sequence *sequence, int32_t reference)
+{
+    DSKV_ASSERT(reference < 0 && !dskv_sequence_waiting(sequence), "%d is expected after %d tokens, %d wait", reference,
+                sequence->n_input, dskv_sequence_waiting(sequence));
+    append_input(sequence, reference);
+}
+
+void dskv_sequence_push(struct dskv_sequence *sequence, int32_t token)
+{
+    if (sequence->n_known == sequence->n_input)
+        append_input(sequence, token);
+    else if (sequence->n_known < sequence->next) /* submitted by its reference */
+        *noted_token(sequence, sequence->n_known) = token;
+    sequence->input[sequence->n_known++] = token;
 }
 
 int32_t dskv_sequence_waiting(const struct dskv_sequence *sequence)
@@ -139,7 +163,7 @@ void dskv_sequence_fill(struct dskv_sequence *sequence, int32_t n, int32_t *ids,
         int32_t number = sequence->next + i;
         int32_t position = sequence->prefix_length + number, place = position % block_tokens;
         int32_t block = sequence->table[position / block_tokens];
-        int32_t *noted = &dskv_blocks_tokens(sequence->blocks, block)[place];
+        int32_t *noted = noted_token(sequence, number);
         if (number < 0) {
             ids[i] = *noted;
             slots[i] = -1;
@@ -158,12 +182,24 @@ int32_t dskv_sequence_position(const struct dskv_sequence *sequence)
 void dskv_sequence_advance(struct dskv_sequence *sequence, int32_t n)
 {
     sequence->next += n;
+}
+
+void dskv_sequence_complete(struct dskv_sequence *sequence, int32_t n)
+{
+    DSKV_ASSERT(n <= sequence->next - sequence->completed, "%d tokens, %d are under way", n,
+                sequence->next - sequence->completed);
+    sequence->completed += n;
     sequence->n_computed += n;
+}
+
+int32_t dskv_sequence_stored(const struct dskv_sequence *sequence)
+{
+    return sequence->completed > 0 ? sequence->completed : 0;
 }
 
 int32_t *dskv_sequence_end(struct dskv_sequence *sequence, int32_t length, int32_t *n_blocks)
 {
-    int32_t n_stored = sequence->next > 0 ? sequence->next : 0;
+    int32_t n_stored = dskv_sequence_stored(sequence);
     DSKV_ASSERT(length >= sequence->prefix_length && length <= sequence->prefix_length + n_stored,
                 "a cache of %d tokens from a prefix of %d and %d more", length, sequence->prefix_length, n_stored);
     give_up_promises(sequence);

@@ -1,8 +1,8 @@
 /* Server: the engine thread's loop.
  *
- * A round: take what the front sent, end what was cancelled or is too late, run one step, do one piece of every
- * transfer that can go on, then let the front see the events and counters.  The thread sleeps when there is nothing of
- * all that.
+ * A round: take what the front sent, end what was cancelled or is too late, collect one step (with the next one already
+ * submitted, where steps are queued ahead), do one piece of every transfer that can go on, then let the front see the
+ * events and counters.  The thread sleeps when there is nothing of all that.
  */
 #include "daemon/server.h"
 
@@ -90,6 +90,9 @@ static void read_ranks(struct dskv_server *server, int pauses)
     int is_stale = server->ranks_read_steps != state->stats.steps;
     if (state->failed || !is_stale || !(pauses || state->now_us - server->ranks_read_us >= RANK_STATS_US))
         return;
+    dskv_step_settle(&server->step, state);
+    if (state->failed)
+        return;
     enum dskv_exit code = dskv_engine_stats(state->engine, server->rank_stats, &error);
     if (code) {
         dskv_state_break(state, code, &error);
@@ -120,7 +123,7 @@ static void publish(struct dskv_server *server)
     stats.blocks_reserved = dskv_blocks_reserved(state->blocks);
     stats.caches = dskv_caches_count(state->caches);
     stats.sessions = dskv_sessions_count(state->sessions);
-    stats.sequences_active = dskv_scheduler_waiting(&state->scheduler);
+    stats.sequences_active = dskv_scheduler_active(&state->scheduler);
     stats.n_ranks = state->info->n_ranks;
     stats.ranks = server->ranks;
     dskv_mailbox_publish(state->mailbox, &stats);
@@ -134,6 +137,12 @@ static int any_ready(const struct dskv_state *state)
         if (task->kind->ready && task->kind->ready(task))
             return 1;
     return 0;
+}
+
+/* Pieces of an import are written to the pool at once; other messages leave the engine alone. */
+static int writes_pool(const struct dskv_message *message)
+{
+    return message->kind == DSKV_MESSAGE_FOLLOW && message->request.op == DSKV_OP_PART;
 }
 
 static void take_messages(struct dskv_server *server, int is_busy)
@@ -150,6 +159,8 @@ static void take_messages(struct dskv_server *server, int is_busy)
     while (server->messages && (all || dskv_mailbox_now_us() < enough_us)) {
         struct dskv_message *message = server->messages;
         server->messages = message->next;
+        if (writes_pool(message))
+            dskv_step_settle(&server->step, state);
         dskv_state_handle(state, message);
         dskv_task_reap(state); /* what has ended gives its blocks back before the next message asks for some */
         dskv_mailbox_discard(state->mailbox, &message);
@@ -166,6 +177,8 @@ static void end_all(struct dskv_state *state)
 
 static void work(struct dskv_state *state)
 {
+    if (any_ready(state)) /* pieces are copied between steps */
+        dskv_step_settle(state->step, state);
     for (struct dskv_task *task = state->tasks, *next; task && !state->failed; task = next) {
         next = task->next;
         if (task->kind->ready && task->kind->ready(task))
@@ -187,7 +200,8 @@ static int run_round(struct dskv_server *server, int is_busy)
     work(state);
     dskv_task_reap(state);
     end_sessions(state);
-    is_busy = dskv_scheduler_waiting(&state->scheduler) || any_ready(state) || server->messages;
+    is_busy =
+        dskv_scheduler_active(&state->scheduler) || any_ready(state) || server->messages || server->step.n_submitted;
     read_ranks(server, !is_busy);
     publish(server);
     return is_busy;
@@ -199,6 +213,7 @@ static void *run(void *argument)
     int is_busy = 0;
     while (server->phase < DSKV_PHASE_CLOSE)
         is_busy = run_round(server, is_busy);
+    dskv_step_settle(&server->step, &server->state);
     return NULL;
 }
 
@@ -210,6 +225,7 @@ static void open_state(struct dskv_server *server, struct dskv_engine *engine, c
     const struct dskv_engine_info *info = dskv_engine_info(engine);
     struct dskv_step_limits limits = {info->max_batch_tokens, info->max_sequences, info->max_logit_rows};
     state->engine = engine;
+    state->step = &server->step;
     state->info = info;
     state->mailbox = dskv_mailbox_open(info->n_ranks);
     state->blocks = dskv_blocks_open(info->n_blocks, info->block_tokens);
@@ -249,12 +265,20 @@ static int start_thread(struct dskv_server *server)
     return status;
 }
 
+/* What computes while it is submitted gains nothing from it. */
+static int queues_ahead(const struct dskv_engine_info *info, const struct dskv_config *config)
+{
+    int is_auto = !config->queue_ahead || strcmp(config->queue_ahead, "auto") == 0;
+    return is_auto ? info->runs_queued : strcmp(config->queue_ahead, "on") == 0;
+}
+
 enum dskv_exit dskv_server_open(struct dskv_engine *engine, const struct dskv_config *config,
                                 struct dskv_server **server, struct dskv_error *error)
 {
     struct dskv_server *s = dskv_calloc(1, sizeof *s);
     open_state(s, engine, config);
-    enum dskv_exit code = dskv_step_open(&s->state.scheduler.limits, config->trace_plans, &s->step, error);
+    enum dskv_exit code = dskv_step_open(&s->state.scheduler.limits, queues_ahead(s->state.info, config),
+                                         config->trace_plans, &s->step, error);
     if (!code) {
         read_ranks(s, 1); /* so that the first stats tell of the weights */
         if (s->state.failed) {

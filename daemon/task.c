@@ -1,6 +1,7 @@
 #include "daemon/task.h"
 
 #include "base/memory.h"
+#include "daemon/step.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,6 +89,7 @@ static void end_task(struct dskv_state *state, struct dskv_task *task, struct ds
     task->ticket->task = NULL;
     task->ticket = NULL;
     dskv_scheduler_remove(&task->group);
+    dskv_step_forget(state->step, task);
     state->reply_bytes -= task->reply_bytes;
     state->n_promised_caches -= task->n_promised_caches;
     if (task->session)

@@ -15,8 +15,11 @@
 #include "daemon/scheduler.h"
 #include "parallel/engine.h"
 
+struct dskv_step;
+
 struct dskv_state {
     struct dskv_engine *engine;
+    struct dskv_step *step; /* the steps under way */
     const struct dskv_engine_info *info;
     struct dskv_mailbox *mailbox;
     struct dskv_blocks *blocks;
@@ -46,11 +49,15 @@ struct dskv_task_kind {
                 const struct dskv_row_result *result);
     /* A sequence has no more tokens that wait. */
     void (*ran)(struct dskv_state *state, struct dskv_task *task, struct dskv_sequence *sequence);
+    /* All tokens of a sequence are submitted: whether the one that its last row draws follows them unless its value
+     * ends the sequence, so that it can be submitted before it is known.  Null: never. */
+    int (*draws_on)(const struct dskv_task *task, const struct dskv_sequence *sequence);
     /* The client cancels; null: fails with DSKV_CANCELLED. */
     void (*cancel)(struct dskv_state *state, struct dskv_task *task);
     /* Part, credit or commit. */
     void (*follow)(struct dskv_state *state, struct dskv_task *task, const struct dskv_request *request);
-    /* A bounded piece of work besides steps; ready says whether there is any.  Null: none ever. */
+    /* A bounded piece of work besides steps, done when none is under way; ready says whether there is any.  Null: none
+     * ever. */
     int (*ready)(const struct dskv_task *task);
     void (*work)(struct dskv_state *state, struct dskv_task *task);
     /* Frees what the kind owns, its sequences included. */

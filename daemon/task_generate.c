@@ -1,7 +1,9 @@
 /* Generate: draws tokens one by one until something ends it.
  *
- * The last token is drawn but never run, so the cache that comes out holds all tokens but that one, and prefix, tokens
- * and drawn tokens together never exceed the context limit.
+ * The last token is drawn but not run for anybody, so the cache that comes out holds all tokens but that one, and
+ * prefix, tokens and drawn tokens together never exceed the context limit.  Where steps are queued ahead, a token that
+ * turns out to be the last may be under way already: its row and its slot are nobody's, and neither `steps` nor
+ * `computed` counts it.
  */
 #include "base/memory.h"
 #include "daemon/task.h"
@@ -129,9 +131,8 @@ static void finish(struct dskv_state *state, struct generate *generate, enum dsk
     event.generate.cached = sequence->prefix_length - (generate->n_prompt == 0 && sequence->n_computed > 0);
     event.generate.computed = sequence->n_computed;
     state->stats.tokens_cached += event.generate.cached;
-    int32_t n_stored = sequence->next > 0 ? sequence->next : 0;
-    dskv_task_make_cache(state, task, sequence, sequence->prefix_length + n_stored, generate->foreign,
-                         &event.generate.cache);
+    dskv_task_make_cache(state, task, sequence, sequence->prefix_length + dskv_sequence_stored(sequence),
+                         generate->foreign, &event.generate.cache);
     if (asked->consume && reason != DSKV_FINISH_CANCELLED)
         dskv_task_consume(state, &asked->prefix);
     dskv_task_succeed(state, task, &event);
@@ -172,6 +173,14 @@ static void generate_ran(struct dskv_state *state, struct dskv_task *task, struc
         dskv_sequence_push(sequence, generate->drawn[n - 1]);
 }
 
+/* The last token is drawn and not run. */
+static int generate_draws_on(const struct dskv_task *task, const struct dskv_sequence *sequence)
+{
+    const struct generate *generate = (const struct generate *)task;
+    int32_t n_drawn = sequence->next - generate->n_prompt + 1; /* when all that is submitted has ended */
+    return n_drawn < generate->n_most;
+}
+
 static void generate_cancel(struct dskv_state *state, struct dskv_task *task)
 {
     finish(state, (struct generate *)task, DSKV_FINISH_CANCELLED);
@@ -191,6 +200,7 @@ const struct dskv_task_kind dskv_task_generate = {
     .begin = generate_begin,
     .row = generate_row,
     .ran = generate_ran,
+    .draws_on = generate_draws_on,
     .cancel = generate_cancel,
     .close = generate_close,
 };

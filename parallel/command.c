@@ -1,7 +1,6 @@
 /* Command: how rank 0 gives a command to all ranks and what it makes of the answers; and the other ranks' loop. */
 #include "base/memory.h"
 #include "parallel/engine_parts.h"
-#include "parallel/plan_layout.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,40 +8,85 @@
 /* ---- giving and taking commands ------------------------------------------------------------------------------------
  */
 
-/* Posts, executes rank 0's own part, collects.  answers (may be null) get [n_ranks]. */
-static enum dskv_exit give(struct dskv_engine *engine, const struct dskv_command *command, void *out,
-                           const struct dskv_answer **answers, struct dskv_error *error)
+enum dskv_exit dskv_engine_told(const struct dskv_answer *answer, int32_t rank, struct dskv_error *error)
 {
-    dskv_stream_post(engine->stream, command);
-    enum dskv_exit code = dskv_execute(engine, command, out, dskv_stream_answer(engine->stream), error);
-    if (code)
-        return code; /* the job ends: nobody waits for the others */
+    return dskv_fail_exit(error, (enum dskv_exit)answer->exit, "rank %d: %s", (int)rank, answer->message);
+}
+
+enum dskv_exit dskv_engine_gather(struct dskv_engine *engine, const struct dskv_answer **answers,
+                                  struct dskv_error *error)
+{
     const struct dskv_answer *all = dskv_stream_collect(engine->stream, error);
     if (!all)
         return DSKV_EXIT_RANK_LOST;
     for (int32_t r = 1; r < engine->info.n_ranks; r++)
         if (all[r].exit)
-            return dskv_fail_exit(error, (enum dskv_exit)all[r].exit, "rank %d: %s", (int)r, all[r].message);
+            return dskv_engine_told(&all[r], r, error);
     if (answers)
         *answers = all;
     return DSKV_EXIT_OK;
 }
 
+/* Posts a command that is no step, executes rank 0's own part, collects. */
+static enum dskv_exit give(struct dskv_engine *engine, const struct dskv_command *command, void *out,
+                           const struct dskv_answer **answers, struct dskv_error *error)
+{
+    DSKV_ASSERT(!dskv_engine_under_way(engine), "%u steps are under way", dskv_engine_under_way(engine));
+    dskv_stream_post(engine->stream, command);
+    enum dskv_exit code = dskv_execute(engine, command, out, dskv_stream_answer(engine->stream), error);
+    if (code)
+        return code; /* the job ends: nobody waits for the others */
+    return dskv_engine_gather(engine, answers, error);
+}
+
+/* Answers the oldest command that was taken. */
+static enum dskv_exit answer(struct dskv_engine *engine, enum dskv_exit code, const struct dskv_error *error)
+{
+    struct dskv_answer *own = dskv_stream_answer(engine->stream);
+    own->exit = (int32_t)code;
+    memcpy(own->message, error->message, sizeof own->message);
+    dskv_stream_done(engine->stream);
+    return code;
+}
+
+/* While steps run: answers each that has ended, until the next command is there.  A command is looked for first, so
+ * that the device gets it before it has nothing to do. */
+static enum dskv_exit answer_steps(struct dskv_engine *engine)
+{
+    struct dskv_watch watch = dskv_watch_begin(&engine->segment.peers);
+    while (dskv_engine_under_way(engine) && !dskv_stream_has_next(engine->stream)) {
+        if (!dskv_step_has_ended(engine)) {
+            if (dskv_watch_pause(&watch) == 0) /* another rank's loss is for rank 0 to find and to tell */
+                return DSKV_EXIT_RANK_LOST;
+            continue;
+        }
+        const struct dskv_row_result *results;
+        struct dskv_error error = {0};
+        enum dskv_exit code = dskv_step_collect(engine, dskv_stream_answer(engine->stream), &results, &error);
+        if (answer(engine, code, &error))
+            return code;
+        watch = dskv_watch_begin(&engine->segment.peers);
+    }
+    return DSKV_EXIT_OK;
+}
+
 enum dskv_exit dskv_engine_work(struct dskv_engine *engine)
 {
-    const struct dskv_command *command;
-    while ((command = dskv_stream_next(engine->stream)) != NULL) {
-        struct dskv_answer *answer = dskv_stream_answer(engine->stream);
+    for (;;) {
+        enum dskv_exit code = answer_steps(engine);
+        const struct dskv_command *command = code ? NULL : dskv_stream_next(engine->stream);
         struct dskv_error error = {0};
+        if (!command)
+            return code ? code : DSKV_EXIT_RANK_LOST;
+        if (command->kind == DSKV_COMMAND_STEP) {
+            dskv_step_submit(engine, (const void *)(dskv_engine_payload(engine, 0) + command->offset));
+            continue;
+        }
         int last = command->kind == DSKV_COMMAND_STOP;
-        enum dskv_exit code = dskv_execute(engine, command, NULL, answer, &error);
-        answer->exit = (int32_t)code;
-        memcpy(answer->message, error.message, sizeof answer->message);
-        dskv_stream_done(engine->stream);
-        if (last || code)
+        code = dskv_execute(engine, command, NULL, dskv_stream_answer(engine->stream), &error);
+        if (answer(engine, code, &error) || last)
             return code;
     }
-    return DSKV_EXIT_RANK_LOST;
 }
 
 void dskv_engine_stop(struct dskv_engine *engine)
@@ -68,67 +112,9 @@ enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_st
     return code;
 }
 
-/* ---- steps ---------------------------------------------------------------------------------------------------------
- */
-
-static char *plan_memory(const struct dskv_engine *engine, uint32_t which)
+char *dskv_engine_payload(const struct dskv_engine *engine, uint32_t which)
 {
     return (char *)dskv_stream_payload(engine->stream) + which * engine->plan_bytes;
-}
-
-struct dskv_plan *dskv_engine_plan(struct dskv_engine *engine, const struct dskv_plan_sizes *need)
-{
-    char *memory = plan_memory(engine, engine->next_plan);
-    engine->next_plan ^= 1;
-    return dskv_plan_begin(memory, engine->plan_bytes, need, ++engine->n_plans);
-}
-
-/* The plan where all ranks see it: as it is when dskv_engine_plan gave its memory, else a copy. */
-static const struct dskv_plan *shared_plan(struct dskv_engine *engine, const struct dskv_plan *plan)
-{
-    for (uint32_t which = 0; which < 2; which++)
-        if ((const char *)plan == plan_memory(engine, which))
-            return plan;
-    struct dskv_plan *copy = dskv_engine_plan(engine, &plan->used);
-    dskv_plan_copy(copy, plan);
-    return copy;
-}
-
-static enum dskv_exit compare_hashes(const struct dskv_engine *engine, const struct dskv_answer *answers,
-                                     struct dskv_error *error)
-{
-    struct dskv_step_hashes first, other;
-    memcpy(&first, answers[0].data, sizeof first);
-    for (int32_t r = 1; r < engine->info.n_ranks; r++) {
-        memcpy(&other, answers[r].data, sizeof other);
-        if (other.plan != first.plan || other.sampled != first.sampled)
-            return dskv_fail_exit(error, DSKV_EXIT_BUG, "rank %d %s than rank 0", (int)r,
-                                  other.plan != first.plan ? "executed another plan" : "drew other tokens");
-    }
-    return DSKV_EXIT_OK;
-}
-
-enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
-                                const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error)
-{
-    const struct dskv_plan_bounds *bounds = &engine->info.bounds;
-    DSKV_ASSERT(plan->used.n_tokens <= bounds->max_tokens && plan->used.n_work <= bounds->max_sequences,
-                "%d tokens of %d, %d sequences of %d", (int)plan->used.n_tokens, (int)bounds->max_tokens,
-                (int)plan->used.n_work, (int)bounds->max_sequences);
-    DSKV_ASSERT(plan->used.n_rows <= plan->used.n_tokens, "%d rows of %d tokens", (int)plan->used.n_rows,
-                (int)plan->used.n_tokens);
-    const struct dskv_plan *shared = shared_plan(engine, plan);
-    const struct dskv_answer *answers;
-    uint64_t rows_before = engine->rows_computed;
-    struct dskv_command command = {.kind = DSKV_COMMAND_STEP,
-                                   .offset = (uint64_t)((const char *)shared - plan_memory(engine, 0)),
-                                   .bytes = shared->bytes};
-    enum dskv_exit code = give(engine, &command, NULL, &answers, error);
-    if (!code && engine->check_plans)
-        code = compare_hashes(engine, answers, error);
-    *results = engine->results;
-    *n_computed = (int32_t)(engine->rows_computed - rows_before);
-    return code;
 }
 
 /* ---- pieces of KV --------------------------------------------------------------------------------------------------
@@ -162,7 +148,7 @@ static struct dskv_piece_head *place_piece(const struct dskv_engine *engine, con
                 (int)(piece->stop - piece->start));
     for (int32_t b = 0; b < n_blocks; b++)
         DSKV_ASSERT(piece->table[b] >= 0 && piece->table[b] < engine->kv.n_blocks, "block %d", (int)piece->table[b]);
-    struct dskv_piece_head *head = (struct dskv_piece_head *)plan_memory(engine, 2);
+    struct dskv_piece_head *head = (struct dskv_piece_head *)dskv_engine_payload(engine, 2);
     *head = (struct dskv_piece_head){piece->layer, piece->is_value, piece->start, piece->stop, n_blocks};
     memcpy(head + 1, piece->table, (size_t)n_blocks * sizeof *piece->table);
     return head;

@@ -187,9 +187,12 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
                                            .activation_dtype = info->activation_dtype,
                                            .bounds = info->bounds,
                                            .max_logit_rows = info->max_logit_rows,
-                                           .every_rank_selects =
-                                               options->check_plans || !dskv_device_is_host(engine->device)};
+                                           .every_rank_selects = options->check_plans || options->takes_references ||
+                                                                 !dskv_device_is_host(engine->device)};
         code = dskv_forward_open(&parts, &engine->forward, error);
+        engine->has_drawn = dskv_calloc((size_t)info->bounds.max_tokens, sizeof *engine->has_drawn);
+        info->runs_queued = dskv_comm_is_queued(engine->comm) && !dskv_device_is_host(engine->device);
+        engine->takes_references = options->takes_references || info->runs_queued;
     }
     return dskv_parallel_agree(code, error);
 }
@@ -209,6 +212,7 @@ static void free_engine(struct dskv_engine **engine)
             dskv_weights_close(e->device, &e->weights);
         dskv_device_close(&e->device);
     }
+    free(e->has_drawn);
     free(e);
     *engine = NULL;
 }

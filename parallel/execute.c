@@ -1,11 +1,8 @@
-/* Execute: what each command does on a rank, the same function everywhere. */
+/* Execute: what each command but a step does on a rank, the same function everywhere. */
 #include "base/memory.h"
 #include "parallel/engine_parts.h"
 
 #include <string.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 size_t dskv_piece_data_offset(int32_t n_blocks)
 {
@@ -17,29 +14,6 @@ size_t dskv_piece_heads_bytes(const struct dskv_engine *engine, const struct dsk
 {
     return (size_t)n_heads * (size_t)(piece->stop - piece->start) * (size_t)engine->info.model.head_dim *
            dskv_dtype_bytes(engine->kv.dtype);
-}
-
-static void hash_step(const struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_answer *answer)
-{
-    struct dskv_step_hashes hashes = {.plan = dskv_plan_hash(plan)};
-    for (int32_t r = 0; r < plan->used.n_rows; r++)
-        hashes.sampled = XXH3_64bits_withSeed(&engine->results[r].sampled, sizeof(int32_t), hashes.sampled);
-    memcpy(answer->data, &hashes, sizeof hashes);
-}
-
-static enum dskv_exit execute_step(struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_answer *answer,
-                                   struct dskv_error *error)
-{
-    enum dskv_exit code = dskv_forward_submit(engine->forward, plan, error);
-    if (!code)
-        code = dskv_forward_collect(engine->forward, &engine->results, error);
-    if (code)
-        return code;
-    engine->steps++;
-    engine->rows_computed += (uint64_t)plan->used.n_tokens;
-    if (engine->check_plans)
-        hash_step(engine, plan, answer);
-    return DSKV_EXIT_OK;
 }
 
 /* The piece on this rank: `dense` at the start of its slot, the table behind it, both in device memory. */
@@ -109,13 +83,14 @@ static void execute_stats(const struct dskv_engine *engine, struct dskv_answer *
 enum dskv_exit dskv_execute(struct dskv_engine *engine, const struct dskv_command *command, void *out,
                             struct dskv_answer *answer, struct dskv_error *error)
 {
+    DSKV_ASSERT(command->kind != DSKV_COMMAND_STEP, "a step is submitted and collected, kind %d", (int)command->kind);
     const void *payload = (const char *)dskv_stream_payload(engine->stream) + command->offset;
     enum dskv_exit code = DSKV_EXIT_OK;
     switch ((enum dskv_command_kind)command->kind) {
-    case DSKV_COMMAND_STEP: return execute_step(engine, payload, answer, error);
     case DSKV_COMMAND_COPY_OUT: code = execute_copy_out(engine, payload, out, error); break;
     case DSKV_COMMAND_COPY_IN: execute_copy_in(engine, payload); break;
     case DSKV_COMMAND_STATS: execute_stats(engine, answer); break;
+    case DSKV_COMMAND_STEP:
     case DSKV_COMMAND_STOP: break;
     }
     if (!code && dskv_device_sync(engine->device, error))

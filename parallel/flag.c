@@ -12,6 +12,7 @@
 
 #define SPINS_PER_LOOK 32 /* looks at the clock are dearer than looks at the value */
 #define SECONDS_PER_CHECK 1
+#define SHARED_CORE_SLEEP_NS 20000 /* between two looks where the core is needed by the one who is looked for */
 
 static void pause_core(void)
 {
@@ -47,13 +48,23 @@ int dskv_peers_first_lost(const struct dskv_peers *peers)
     return -1;
 }
 
+static int is_at_least(uint32_t seen, uint32_t value)
+{
+    return (int32_t)(seen - value) >= 0;
+}
+
+int dskv_flag_reached(struct dskv_flag *flag, uint32_t value)
+{
+    return is_at_least(atomic_load_explicit(&flag->value, memory_order_acquire), value);
+}
+
 static int spin(struct dskv_flag *flag, uint32_t value, int32_t spin_us)
 {
-    if (atomic_load_explicit(&flag->value, memory_order_acquire) == value)
+    if (dskv_flag_reached(flag, value))
         return 1;
     for (int64_t end = spin_us ? now_us() + spin_us : 0; end;) {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
-            if (atomic_load_explicit(&flag->value, memory_order_acquire) == value)
+            if (dskv_flag_reached(flag, value))
                 return 1;
             pause_core();
         }
@@ -72,7 +83,7 @@ int dskv_flag_wait(struct dskv_flag *flag, uint32_t value, const struct dskv_pee
     /* Sleepers are counted before the value is read again, and the setter writes the value before it reads the count
      * (both sequentially consistent): either the sleeper sees the value or the setter sees the sleeper. */
     atomic_fetch_add(&flag->n_sleepers, 1);
-    for (uint32_t seen; (seen = atomic_load(&flag->value)) != value && lost < 0;) {
+    for (uint32_t seen; !is_at_least(seen = atomic_load(&flag->value), value) && lost < 0;) {
         struct timespec timeout = {.tv_sec = SECONDS_PER_CHECK};
         if (syscall(SYS_futex, &flag->value, FUTEX_WAIT, seen, &timeout, NULL, 0) != 0 && errno == ETIMEDOUT)
             lost = dskv_peers_first_lost(peers);
@@ -86,6 +97,29 @@ void dskv_flag_set(struct dskv_flag *flag, uint32_t value)
     atomic_store(&flag->value, value);
     if (atomic_load(&flag->n_sleepers))
         syscall(SYS_futex, &flag->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+struct dskv_watch dskv_watch_begin(const struct dskv_peers *peers)
+{
+    int64_t now = now_us();
+    return (struct dskv_watch){peers, now + peers->spin_us, now + SECONDS_PER_CHECK * 1000000};
+}
+
+int dskv_watch_pause(struct dskv_watch *watch)
+{
+    struct timespec sleep = {.tv_nsec = SHARED_CORE_SLEEP_NS};
+    int64_t now = now_us();
+    if (!watch->peers->spin_us)
+        nanosleep(&sleep, NULL);
+    else if (now >= watch->spin_until_us)
+        sched_yield();
+    else
+        for (int i = 0; i < SPINS_PER_LOOK; i++)
+            pause_core();
+    if (now < watch->check_us)
+        return -1;
+    watch->check_us = now + SECONDS_PER_CHECK * 1000000;
+    return dskv_peers_first_lost(watch->peers);
 }
 
 void dskv_meeting_arrive(struct dskv_meeting *meeting, uint32_t count, uint32_t n)

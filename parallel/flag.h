@@ -1,4 +1,4 @@
-/* Flag: a number in shared memory that processes wait for.
+/* Flag: a number in shared memory that only grows and that processes wait for.
  *
  * A waiter spins for a moment, then sleeps in the kernel; the one who sets the number makes a system call only when
  * somebody sleeps.  While waiting, it looks once a second whether its peers still live.  Knows nothing of what the
@@ -32,9 +32,21 @@ int dskv_peers_first_lost(const struct dskv_peers *peers);
 
 /* Publishes everything written before, and wakes all waiters. */
 void dskv_flag_set(struct dskv_flag *flag, uint32_t value);
-/* Returns -1 when the value is there (all that was written before it was set is then visible), or the rank that was
- * lost. */
+/* Without waiting: whether the value or a later one is there (numbers may wrap); all that was written before it was set
+ * is then visible. */
+int dskv_flag_reached(struct dskv_flag *flag, uint32_t value);
+/* Waits for it: -1 when it is there, or the rank that was lost. */
 int dskv_flag_wait(struct dskv_flag *flag, uint32_t value, const struct dskv_peers *peers);
+
+/* Watch: a wait for what no flag tells, for a loop that looks again and again. */
+struct dskv_watch {
+    const struct dskv_peers *peers;
+    int64_t spin_until_us, check_us;
+};
+struct dskv_watch dskv_watch_begin(const struct dskv_peers *peers);
+/* Between two looks: spins for a moment, later gives the core to others that want it; sleeps shortly where ranks share
+ * cores.  -1, or the rank that was lost. */
+int dskv_watch_pause(struct dskv_watch *watch);
 
 /* Meeting: all ranks arrive, the last one lets everybody go on.  Count is 1 for the first meeting, then 2 ... */
 struct dskv_meeting {

@@ -159,7 +159,7 @@ int32_t dskv_plan_add_row(struct dskv_plan *plan, const struct dskv_plan_row *ro
     ((struct dskv_plan_row *)dskv_plan_section(plan, DSKV_PLAN_ROWS))[index] = *row;
     ((int32_t *)dskv_plan_section(plan, DSKV_PLAN_ROW_TOKENS))[index] = row->token;
     ((int32_t *)dskv_plan_section(plan, DSKV_PLAN_ROW_TARGETS))[index] = row->target;
-    if (sampling)
+    if (row->want & DSKV_ROW_SAMPLE) /* elsewhere the temperature stays 0: devices draw by it alone */
         ((struct dskv_sampling *)dskv_plan_section(plan, DSKV_PLAN_SAMPLING))[index] = *sampling;
     plan->used.n_rows++;
     return index;

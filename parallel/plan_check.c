@@ -52,12 +52,27 @@ static enum dskv_code check_bounds(const struct dskv_plan *plan, const struct ds
     return DSKV_OK;
 }
 
+/* Token i is in the vocabulary, or is drawn by a row of the step before. */
+static enum dskv_code check_id(const struct dskv_plan *plan, const struct dskv_plan_bounds *bounds,
+                               const struct dskv_plan *before, int32_t i, struct dskv_error *error)
+{
+    int32_t id = dskv_plan_ids(plan)[i], row = dskv_plan_reference_row(id);
+    if (id >= bounds->vocab)
+        return bad(error, "a token id is not in the vocabulary", i, id);
+    if (row < 0)
+        return DSKV_OK;
+    if (!before || row >= before->used.n_rows || !(dskv_plan_rows(before)[row].want & DSKV_ROW_DRAWN))
+        return bad(error, "a token is drawn by no row of the plan before", i, id);
+    return DSKV_OK;
+}
+
 /* One run: its tokens follow the last run's, its table covers them, and slots are their positions' places in it. */
-static enum dskv_code check_run(const struct dskv_plan *plan, const struct dskv_plan_bounds *bounds, int32_t w,
-                                int32_t first, int32_t first_block, struct dskv_error *error)
+static enum dskv_code check_run(const struct dskv_plan *plan, const struct dskv_plan_bounds *bounds,
+                                const struct dskv_plan *before, int32_t w, int32_t first, int32_t first_block,
+                                struct dskv_error *error)
 {
     const struct dskv_attention_work *work = dskv_plan_work(plan) + w;
-    const int32_t *ids = dskv_plan_ids(plan), *positions = dskv_plan_positions(plan), *slots = dskv_plan_slots(plan);
+    const int32_t *positions = dskv_plan_positions(plan), *slots = dskv_plan_slots(plan);
     const int32_t *table = dskv_plan_tables(plan) + first_block, block_tokens = bounds->block_tokens;
     if (work->first != first || work->n_tokens < 1 || work->n_tokens > plan->used.n_tokens - first)
         return bad(error, "a sequence's tokens do not follow the last one's", w, work->first);
@@ -73,8 +88,9 @@ static enum dskv_code check_run(const struct dskv_plan *plan, const struct dskv_
             return bad(error, "a block is not in the pool", first_block + b, table[b]);
     for (int32_t i = first; i < first + work->n_tokens; i++) {
         int32_t position = work->start + (i - first);
-        if (ids[i] < 0 || ids[i] >= bounds->vocab)
-            return bad(error, "a token id is not in the vocabulary", i, ids[i]);
+        enum dskv_code code = check_id(plan, bounds, before, i, error);
+        if (code)
+            return code;
         if (positions[i] != position)
             return bad(error, "a position is not its sequence's", i, positions[i]);
         if (slots[i] != -1 && slots[i] != table[position / block_tokens] * block_tokens + position % block_tokens)
@@ -84,11 +100,11 @@ static enum dskv_code check_run(const struct dskv_plan *plan, const struct dskv_
 }
 
 static enum dskv_code check_work(const struct dskv_plan *plan, const struct dskv_plan_bounds *bounds,
-                                 struct dskv_error *error)
+                                 const struct dskv_plan *before, struct dskv_error *error)
 {
     int32_t n_tokens = 0, n_table = 0;
     for (int32_t w = 0; w < plan->used.n_work; w++) {
-        enum dskv_code code = check_run(plan, bounds, w, n_tokens, n_table, error);
+        enum dskv_code code = check_run(plan, bounds, before, w, n_tokens, n_table, error);
         if (code)
             return code;
         n_tokens += dskv_plan_work(plan)[w].n_tokens;
@@ -138,19 +154,21 @@ static enum dskv_code check_rows(const struct dskv_plan *plan, const struct dskv
             return bad(error, "a row has two targets", r, row->target);
         if ((row->want & DSKV_ROW_SAMPLE) && !sampling_is_valid(&dskv_plan_sampling(plan)[r]))
             return bad(error, "a row's sampling is out of range", r, dskv_plan_sampling(plan)[r].top_k);
+        if (!(row->want & DSKV_ROW_SAMPLE) && dskv_plan_sampling(plan)[r].temperature != 0)
+            return bad(error, "a row has a temperature and draws nothing", r, row->want);
     }
     return DSKV_OK;
 }
 
 enum dskv_code dskv_plan_validate(const void *memory, size_t bytes, const struct dskv_plan_bounds *bounds,
-                                  struct dskv_error *error)
+                                  const struct dskv_plan *before, struct dskv_error *error)
 {
     const struct dskv_plan *plan = memory;
     enum dskv_code code;
     if (bytes < sizeof *plan || (uintptr_t)memory % DSKV_PLAN_ALIGNMENT != 0)
         return bad(error, "too short for a plan", (int64_t)sizeof *plan, (int64_t)bytes);
     if ((code = check_frame(plan, bytes, error)) || (code = check_bounds(plan, bounds, error)) ||
-        (code = check_work(plan, bounds, error)) || (code = check_copies(plan, bounds, error)))
+        (code = check_work(plan, bounds, before, error)) || (code = check_copies(plan, bounds, error)))
         return code;
     return check_rows(plan, bounds, error);
 }

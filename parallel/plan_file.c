@@ -19,9 +19,15 @@ static void print_work(const struct dskv_plan *plan, int32_t w, FILE *out)
     for (int32_t b = 0; b < work->n_blocks; b++)
         fprintf(out, " %d", (int)table[b]);
     fputc('\n', out);
-    for (int32_t i = work->first; i < work->first + work->n_tokens; i++)
-        fprintf(out, "    token %d: id %d position %d slot %d\n", (int)i, (int)dskv_plan_ids(plan)[i],
-                (int)dskv_plan_positions(plan)[i], (int)dskv_plan_slots(plan)[i]);
+    for (int32_t i = work->first; i < work->first + work->n_tokens; i++) {
+        int32_t id = dskv_plan_ids(plan)[i], row = dskv_plan_reference_row(id);
+        fprintf(out, "    token %d: ", (int)i);
+        if (row >= 0)
+            fprintf(out, "what row %d of the step before draws", (int)row);
+        else
+            fprintf(out, "id %d", (int)id);
+        fprintf(out, " position %d slot %d\n", (int)dskv_plan_positions(plan)[i], (int)dskv_plan_slots(plan)[i]);
+    }
 }
 
 static void print_row(const struct dskv_plan *plan, int32_t r, FILE *out)

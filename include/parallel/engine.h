@@ -1,5 +1,8 @@
 /* Engine: opens a model over all ranks and executes plans and pool commands on it.
  *
+ * Steps are submitted and collected: one may be submitted before the last is collected, so that a device goes from one
+ * to the next without a gap.  All ranks execute steps and commands in the order in which they were given.
+ *
  * Owns: MPI, the communicator, the device, this rank's weights and pool bytes.  Knows nothing of requests, sequences or
  * caches: it is told block ids.  Rank 0 decides and calls the functions below; every other rank is in dskv_engine_work,
  * executes the same ordered stream of commands and answers each with a status word.  A command returns when every rank
@@ -32,7 +35,8 @@ struct dskv_engine_options {
     int32_t tensor_parallel;  /* 0, or the number of ranks that is expected */
     int dummy_weights;        /* random weights at config.json's shape: no weight file is read (benchmarks) */
     int free_order;           /* benchmarks: results promise no bits (cuda) */
-    int check_plans;          /* debug: ranks hash what they executed and what they sampled; rank 0 compares */
+    int takes_references;     /* plans may name tokens that the step before draws; always where runs_queued */
+    int check_plans;          /* debug: ranks hash what they executed and what they drew; rank 0 compares */
     int trace_ops;            /* debug: a checksum per operation */
 };
 
@@ -72,6 +76,7 @@ struct dskv_engine_info {
     char numerics_id[33];   /* hex of 128 bits */
     size_t kv_block_bytes;  /* of all ranks together */
     int32_t max_logit_rows; /* rows of one step that may want DSKV_ROW_LOGITS: bounds the engine's memory */
+    int runs_queued; /* a submit returns before its step has ended: submitting the next one meanwhile gains time */
     struct dskv_plan_bounds bounds;
 };
 const struct dskv_engine_info *dskv_engine_info(const struct dskv_engine *engine);
@@ -85,10 +90,10 @@ struct dskv_rank_stats {
     uint64_t steps, rows_computed; /* counted by the executor */
     uint64_t read_bytes;           /* of weight files */
 };
-/* Rank 0; fills stats[n_ranks]. */
+/* Rank 0, while no step is under way; fills stats[n_ranks]. */
 enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_stats *stats, struct dskv_error *error);
 
-/* One row's results; what was not wanted is null or its neutral value.  Valid until the next step. */
+/* One row's results; what was not wanted is null or its neutral value.  Valid until the next step is collected. */
 struct dskv_row_result {
     const float *logits;        /* [vocab] */
     int32_t argmax, sampled;    /* -1 when not wanted */
@@ -99,10 +104,18 @@ struct dskv_row_result {
 };
 
 /* Memory for the next plan: two buffers alternate, so that the last plan can still be printed.  Sizes may be up to the
- * engine's bounds (n_rows <= n_tokens).  Valid until the second next call. */
+ * engine's bounds (n_rows <= n_tokens).  Valid until the second next call, which must not come before its step is
+ * collected. */
 struct dskv_plan *dskv_engine_plan(struct dskv_engine *engine, const struct dskv_plan_sizes *need);
-/* Executes a plan on all ranks; results[used.n_rows] is the engine's own memory.  n_computed: rows that the executor
- * ran. */
+/* Begins to execute a plan on all ranks, after all that was submitted before; the plan stays as it is until its step is
+ * collected.  At most two steps are submitted and not collected, and no step follows one that wants DSKV_ROW_LOGITS
+ * before that is collected.  An error of another rank is told by the collect. */
+enum dskv_exit dskv_engine_submit(struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_error *error);
+/* Waits for the oldest step that was not collected; results[used.n_rows] is the engine's own memory.  n_computed: rows
+ * that the executor ran. */
+enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv_row_result **results,
+                                   int32_t *n_computed, struct dskv_error *error);
+/* Both, when no step is under way.  All commands below ask for that, too. */
 enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error);
 

@@ -22,6 +22,8 @@ enum dskv_row_want {
     DSKV_ROW_SCORE = 8,   /* log-probability of `target` */
     DSKV_ROW_SAMPLE = 16, /* a token drawn with sampling[i] */
 };
+/* Of rows with one of these the next step can name the token; with both, it is the sampled one. */
+#define DSKV_ROW_DRAWN (DSKV_ROW_ARGMAX | DSKV_ROW_SAMPLE)
 
 /* One row of logits that is wanted: of the step's token `token`. */
 struct dskv_plan_row {
@@ -41,7 +43,7 @@ struct dskv_plan_sizes {
 };
 
 enum dskv_plan_section {
-    DSKV_PLAN_IDS, /* int32 [n_tokens]: token id; negative values are kept for references to rows of earlier steps */
+    DSKV_PLAN_IDS,         /* int32 [n_tokens]: token id, or a reference (below) */
     DSKV_PLAN_POSITIONS,   /* int32 [n_tokens] */
     DSKV_PLAN_SLOTS,       /* int32 [n_tokens]: block * block_tokens + place, or -1: write nothing */
     DSKV_PLAN_WORK,        /* struct dskv_attention_work [n_work] */
@@ -50,10 +52,21 @@ enum dskv_plan_section {
     DSKV_PLAN_ROWS,        /* struct dskv_plan_row [n_rows] */
     DSKV_PLAN_ROW_TOKENS,  /* int32 [n_rows]: rows[i].token again, dense, as kernels want it */
     DSKV_PLAN_ROW_TARGETS, /* int32 [n_rows]: rows[i].target again, dense */
-    DSKV_PLAN_SAMPLING,    /* struct dskv_sampling [n_rows]; read where DSKV_ROW_SAMPLE is set */
+    DSKV_PLAN_SAMPLING,    /* struct dskv_sampling [n_rows]; zero where DSKV_ROW_SAMPLE is not set */
     DSKV_PLAN_RESERVED,    /* empty; masks, tree parents and adapters will live here */
     DSKV_PLAN_N_SECTIONS
 };
+
+/* A reference: an id of -1 - row stands for the token that this row (DSKV_ROW_DRAWN) of the step before draws. */
+static inline int32_t dskv_plan_reference(int32_t row)
+{
+    return -1 - row;
+}
+/* The row that an id refers to; below 0 when it is a token's. */
+static inline int32_t dskv_plan_reference_row(int32_t id)
+{
+    return -1 - id;
+}
 
 #define DSKV_PLAN_MAGIC 0x504b5344u /* "DSKP" */
 #define DSKV_PLAN_VERSION 1
@@ -78,7 +91,7 @@ struct dskv_plan *dskv_plan_begin(void *memory, size_t memory_bytes, const struc
 int32_t dskv_plan_add_work(struct dskv_plan *plan, const int32_t *ids, const int32_t *slots, int32_t n_tokens,
                            int32_t start, const int32_t *table, int32_t n_blocks);
 void dskv_plan_add_copy(struct dskv_plan *plan, int32_t src, int32_t dst, int32_t n_tokens);
-/* sampling may be null unless want has DSKV_ROW_SAMPLE.  Returns the row's index. */
+/* sampling is looked at when want has DSKV_ROW_SAMPLE, else it may be null.  Returns the row's index. */
 int32_t dskv_plan_add_row(struct dskv_plan *plan, const struct dskv_plan_row *row,
                           const struct dskv_sampling *sampling);
 
@@ -100,9 +113,10 @@ struct dskv_plan_bounds {
     int32_t max_tokens,
         max_sequences; /* the engine's --max-batch-tokens (+ one re-run row per sequence) and --max-sequences */
 };
-/* Checks magic, sizes, offsets and every index; for plans that come from a file.  DSKV_BAD_VALUE with a sentence. */
+/* Checks magic, sizes, offsets and every index; for plans that come from a file.  before: the plan of the step before,
+ * valid itself, whose rows references may name; null: there is none.  DSKV_BAD_VALUE with a sentence. */
 enum dskv_code dskv_plan_validate(const void *memory, size_t bytes, const struct dskv_plan_bounds *bounds,
-                                  struct dskv_error *error);
+                                  const struct dskv_plan *before, struct dskv_error *error);
 /* 64-bit hash of the used parts. */
 uint64_t dskv_plan_hash(const struct dskv_plan *plan);
 /* Readable text, every section. */

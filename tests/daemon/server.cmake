@@ -5,4 +5,13 @@ dskv_c_test(daemon.server SOURCES test_server.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.life SOURCES test_life.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.transfer SOURCES test_transfer.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.generate SOURCES test_generate.c LIBRARIES dskv_sim)
+dskv_c_test(daemon.ahead SOURCES test_ahead.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.random SOURCES test_random.c LIBRARIES dskv_daemon)
+# The same with steps that are queued ahead, and computed when they are submitted or when they are collected.
+foreach(test server life transfer generate)
+  foreach(when submit collect)
+    add_test(NAME daemon.${test}.ahead_${when} COMMAND test_daemon_${test})
+    set_tests_properties(daemon.${test}.ahead_${when} PROPERTIES LABELS daemon TIMEOUT 120
+                         ENVIRONMENT "DSKV_TEST_QUEUE_AHEAD=${when}")
+  endforeach()
+endforeach()

@@ -87,6 +87,7 @@ static void a_sequence_that_gives_up_leaves_no_trace(void)
             CU_ASSERT_EQUAL(slots[0], table[1] * 16 + 4);
             CU_ASSERT_EQUAL(slots[12], sequence->table[2] * 16);
             dskv_sequence_advance(sequence, 20);
+            dskv_sequence_complete(sequence, 20);
             CU_ASSERT_EQUAL(dskv_blocks_used(blocks), 3);
         }
         dskv_sequence_close(&sequence);
@@ -118,13 +119,15 @@ static void a_cut_copies_the_tokens_of_one_block(void)
     CU_ASSERT_EQUAL(ids[0], 103);
     CU_ASSERT_EQUAL(slots[0], -1);
     dskv_sequence_advance(sequence, 1);
+    dskv_sequence_complete(sequence, 1);
     CU_ASSERT_EQUAL(dskv_sequence_grow(sequence, 2, &copy), 1);
     CU_ASSERT_EQUAL(copy.src, table[1]);
     CU_ASSERT_EQUAL(copy.n_tokens, 4);
     dskv_sequence_fill(sequence, 2, ids, slots);
     dskv_sequence_advance(sequence, 2);
+    dskv_sequence_complete(sequence, 2);
     CU_ASSERT_EQUAL(slots[1], copy.dst * 16 + 5);
-    CU_ASSERT_EQUAL(dskv_blocks_holders(blocks, table[1]), 2); /* held until the step has ended */
+    CU_ASSERT_EQUAL(dskv_blocks_holders(blocks, table[1]), 2); /* held until the step is submitted */
     dskv_blocks_release(blocks, copy.src);
     int32_t *made = dskv_sequence_end(sequence, 21, &n_blocks);
     CU_ASSERT_EQUAL(n_blocks, 2);

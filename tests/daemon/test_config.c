@@ -67,7 +67,7 @@ static void test_every_option(void)
     CU_ASSERT_EQUAL(config.max_batch_tokens, 7);
     CU_ASSERT_EQUAL(
         parse("--model m --max-sequences 5 --block-tokens 16 --cache-lease forever --threads 3 --tensor-parallel 4 "
-              "--insecure --log-level debug --seed 9223372036854775807 --trace-plans t"),
+              "--insecure --log-level debug --seed 9223372036854775807 --trace-plans t --queue-ahead off"),
         DSKV_EXIT_OK);
     CU_ASSERT_EQUAL(config.max_sequences, 5);
     CU_ASSERT_EQUAL(config.block_tokens, 16);
@@ -78,6 +78,7 @@ static void test_every_option(void)
     CU_ASSERT_EQUAL(config.log_level, DSKV_LOG_DEBUG);
     CU_ASSERT_EQUAL(config.seed, INT64_MAX);
     CU_ASSERT_STRING_EQUAL(config.trace_plans, "t");
+    CU_ASSERT_STRING_EQUAL(config.queue_ahead, "off");
 }
 
 static void test_endpoints(void)
@@ -129,6 +130,7 @@ static void test_sizes(void)
 static void test_ranges(void)
 {
     assert_refused("--model m --block-tokens 17", "--block-tokens cannot be '17'; valid: 16, 32, 64, 128 or 256");
+    assert_refused("--model m --queue-ahead yes", "--queue-ahead cannot be 'yes'; valid: auto, on or off");
     assert_refused("--model m --block-tokens 016", "--block-tokens cannot be '016'");
     assert_refused("--model m --threads 0", "--threads cannot be '0'; valid: auto or 1 to 1024");
     assert_refused("--model m --threads 1025", "valid: auto or 1 to 1024");

@@ -10,3 +10,14 @@ dskv_py_test(e2e.cache_is_read FILE test_cache_is_read.py RANKS 1 2 3 4 LABELS e
 dskv_py_test(e2e.errors FILE test_errors.py RANKS 1 2 3 4 LABELS e2e)
 dskv_py_test(e2e.slow_reader FILE test_slow_reader.py RANKS 1 2 LABELS e2e)
 dskv_py_test(e2e.report FILE test_report.py RANKS 1 2 3 4 LABELS e2e)
+dskv_py_test(e2e.queue_ahead FILE test_queue_ahead.py RANKS 1 2 3 4 LABELS e2e)
+# The same tests on daemons that queue steps ahead, which on a CPU is off unless asked for.
+foreach(test bits operations)
+  dskv_py_test(e2e.${test}_ahead FILE test_${test}.py RANKS 1 2 3 4 LABELS e2e)
+  foreach(n 1 2 3 4)
+    set_property(TEST e2e.${test}_ahead.np${n} APPEND PROPERTY ENVIRONMENT "DSKV_TEST_OPTIONS=--queue-ahead on")
+  endforeach()
+endforeach()
+dskv_py_test(e2e.signals_ahead FILE test_signals.py LABELS e2e)
+set_property(TEST e2e.signals_ahead APPEND PROPERTY ENVIRONMENT "DSKV_TEST_OPTIONS=--queue-ahead on")
+set_tests_properties(e2e.signals_ahead PROPERTIES RUN_SERIAL TRUE) # it watches times

@@ -1,5 +1,6 @@
 dskv_c_test(parallel.plan SOURCES test_plan.c LIBRARIES dskv_parallel)
 dskv_c_test(parallel.stream SOURCES test_stream.c LIBRARIES dskv_parallel)
+dskv_c_test(parallel.steps SOURCES test_steps.c LIBRARIES dskv_parallel)
 dskv_c_test(parallel.merge SOURCES test_merge.c LIBRARIES dskv_parallel m)
 dskv_c_test(parallel.comm SOURCES test_comm.c LIBRARIES dskv_parallel RANKS 1 2 3 4)
 dskv_c_test(parallel.engine SOURCES test_engine.c engine_run.c LIBRARIES dskv_parallel m RANKS 1 2 3 4 8)

@@ -118,7 +118,7 @@ const struct dskv_row_result *run_plan(struct dskv_engine *engine, const struct 
     const struct dskv_row_result *results = NULL;
     int32_t n_computed = -1;
     struct dskv_error error = {0};
-    if (dskv_plan_validate(plan, plan->bytes, &dskv_engine_info(engine)->bounds, &error) != DSKV_OK ||
+    if (dskv_plan_validate(plan, plan->bytes, &dskv_engine_info(engine)->bounds, NULL, &error) != DSKV_OK ||
         dskv_engine_step(engine, plan, &results, &n_computed, &error) != DSKV_EXIT_OK) {
         fprintf(stderr, "the step failed: %s\n", error.message);
         abort();

@@ -189,6 +189,99 @@ static void drawn_tokens_can_be_drawn_again(struct dskv_engine *engine)
     CU_ASSERT(same < 20);
 }
 
+/* ---- steps that follow one another --------------------------------------------------------------- */
+
+#define CHAIN_LINES 3
+#define CHAIN_STEPS 24
+
+/* One more token of each line, and what its row draws: the first line greedily, the others by chance. */
+static struct dskv_plan *plan_chain(struct dskv_engine *engine, struct line *lines, const int32_t *ids)
+{
+    struct dskv_plan *plan = plan_for(engine, CHAIN_LINES, CHAIN_LINES);
+    for (int32_t i = 0; i < CHAIN_LINES; i++) {
+        plan_extend(engine, plan, &lines[i], &ids[i], 1, 0, 1);
+        struct dskv_plan_row row = {.token = i, .want = i ? DSKV_ROW_SAMPLE : DSKV_ROW_ARGMAX, .target = -1};
+        struct dskv_sampling sampling = {
+            .temperature = 1, .top_p = 0.9f, .seed = 5 + (uint64_t)i, .position = lines[i].n};
+        dskv_plan_add_row(plan, &row, &sampling);
+    }
+    return plan;
+}
+
+static void take_drawn(const struct dskv_row_result *results, int32_t *drawn)
+{
+    for (int32_t i = 0; i < CHAIN_LINES; i++)
+        drawn[i] = i ? results[i].sampled : results[i].argmax;
+}
+
+/* Each step is collected before the next one names its tokens. */
+static void run_one_by_one(struct dskv_engine *engine, struct line *lines, int32_t drawn[][CHAIN_LINES])
+{
+    int32_t ids[CHAIN_LINES] = {1, 2, 3};
+    for (int32_t s = 0; s < CHAIN_STEPS; s++) {
+        take_drawn(run_plan(engine, plan_chain(engine, lines, ids)), drawn[s]);
+        memcpy(ids, drawn[s], sizeof ids);
+    }
+}
+
+/* Each step is submitted before the last one is collected; only rows are named. */
+static void run_ahead(struct dskv_engine *engine, struct line *lines, int32_t drawn[][CHAIN_LINES])
+{
+    int32_t ids[CHAIN_LINES] = {1, 2, 3}, n_computed;
+    const struct dskv_row_result *results = NULL;
+    struct dskv_error error = {0};
+    for (int32_t s = 0; s <= CHAIN_STEPS; s++) {
+        if (s < CHAIN_STEPS)
+            CU_ASSERT_EQUAL(dskv_engine_submit(engine, plan_chain(engine, lines, ids), &error), DSKV_EXIT_OK);
+        if (s > 1) /* of two steps before, and still there */
+            take_drawn(results, drawn[s - 2]);
+        if (s > 0) {
+            CU_ASSERT_EQUAL(dskv_engine_collect(engine, &results, &n_computed, &error), DSKV_EXIT_OK);
+            CU_ASSERT_EQUAL(n_computed, CHAIN_LINES);
+        }
+        for (int32_t i = 0; i < CHAIN_LINES; i++)
+            ids[i] = dskv_plan_reference(i);
+    }
+    take_drawn(results, drawn[CHAIN_STEPS - 1]);
+}
+
+/* The same tokens and the same keys and values, to the bit, whoever named the tokens. */
+static void steps_can_be_queued_ahead(struct dskv_engine *engine)
+{
+    static struct line lines[2][CHAIN_LINES];
+    static int32_t drawn[2][CHAIN_STEPS][CHAIN_LINES];
+    struct dskv_rank_stats before[DSKV_MAX_RANKS], after[DSKV_MAX_RANKS];
+    struct dskv_error error = {0};
+    int32_t vocab = dskv_engine_info(engine)->model.vocab, tokens[40], n_different = 0;
+    memset(lines, 0, sizeof lines);
+    for (int ahead = 0; ahead < 2; ahead++)
+        for (int32_t i = 0; i < CHAIN_LINES; i++) {
+            random_tokens(20 + (uint64_t)i, vocab, tokens, 40);
+            extend(engine, &lines[ahead][i], tokens, 20 + 9 * i, NULL);
+        }
+    run_one_by_one(engine, lines[0], drawn[0]);
+    CU_ASSERT_EQUAL(dskv_engine_stats(engine, before, &error), DSKV_EXIT_OK);
+    run_ahead(engine, lines[1], drawn[1]);
+    CU_ASSERT_EQUAL(dskv_engine_stats(engine, after, &error), DSKV_EXIT_OK);
+    CU_ASSERT_EQUAL(memcmp(drawn[0], drawn[1], sizeof drawn[0]), 0);
+    for (int32_t s = 1; s < CHAIN_STEPS; s++)
+        n_different += drawn[0][s][1] != drawn[0][s - 1][1];
+    CU_ASSERT(n_different > CHAIN_STEPS / 2); /* they are tokens that could have been mixed up */
+    for (int32_t r = 0; r < dskv_engine_info(engine)->n_ranks; r++) {
+        CU_ASSERT_EQUAL(after[r].steps - before[r].steps, CHAIN_STEPS);
+        CU_ASSERT_EQUAL(after[r].rows_computed - before[r].rows_computed, CHAIN_STEPS * CHAIN_LINES);
+    }
+    for (int32_t i = 0; i < CHAIN_LINES; i++) {
+        size_t bytes[2];
+        void *kv[2] = {copy_out_all(engine, &lines[0][i], 0, &bytes[0]),
+                       copy_out_all(engine, &lines[1][i], 0, &bytes[1])};
+        CU_ASSERT_EQUAL_FATAL(bytes[0], bytes[1]);
+        CU_ASSERT_EQUAL(compare_bits("keys and values", kv[0], kv[1], bytes[0]), 0);
+        free(kv[0]);
+        free(kv[1]);
+    }
+}
+
 /* ---- counters, replay, refusals ----------------------------------------------------------------- */
 
 static void counters_count(struct dskv_engine *engine)
@@ -268,6 +361,9 @@ int main(void)
         {"results agree with the row, llama", OPTIONS("atlas-llama"), 0, results_agree_with_the_row},
         {"drawn tokens can be drawn again", OPTIONS("atlas-llama", .check_plans = 1), 0,
          drawn_tokens_can_be_drawn_again},
+        {"steps can be queued ahead", OPTIONS("atlas-llama", .takes_references = 1), 0, steps_can_be_queued_ahead},
+        {"steps can be queued ahead, and checked", OPTIONS("atlas-gpt2", .takes_references = 1, .check_plans = 1), 0,
+         steps_can_be_queued_ahead},
         {"counters count", OPTIONS("atlas-gpt2"), 0, counters_count},
         {"a recorded plan can be replayed", OPTIONS("atlas-gpt2"), 0, a_recorded_plan_can_be_replayed},
         {"the pool is as asked",

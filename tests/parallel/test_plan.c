@@ -59,7 +59,7 @@ static void a_built_plan_says_what_was_added(void)
     CU_ASSERT_EQUAL(dskv_plan_row_targets(plan)[2], 299);
     CU_ASSERT_EQUAL(dskv_plan_sampling(plan)[1].seed, 77);
     struct dskv_error error;
-    CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, &error), DSKV_OK);
+    CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, NULL, &error), DSKV_OK);
     free(plan);
 }
 
@@ -142,6 +142,7 @@ static int lie(int n, struct view *v)
     case 32: v->sampling[1].temperature = -1; return 1;
     case 33: v->sampling[1].top_p = 0; return 1;
     case 34: v->sampling[1].min_p = 2; return 1;
+    case 35: v->sampling[0].temperature = 1; return 1;
     default: return 0;
     }
 }
@@ -161,7 +162,7 @@ static void lies_are_refused(void)
                          .tables = (void *)(uintptr_t)dskv_plan_tables(plan)};
         struct dskv_error error = {0};
         int more = lie(n, &v);
-        enum dskv_code code = dskv_plan_validate(plan, v.bytes, &bounds, &error);
+        enum dskv_code code = dskv_plan_validate(plan, v.bytes, &bounds, NULL, &error);
         free(plan);
         if (!more)
             break;
@@ -172,12 +173,53 @@ static void lies_are_refused(void)
     }
 }
 
-/* A plan that passes after random damage must still name only what exists. */
-static void assert_is_inside(const struct dskv_plan *plan)
+/* An id may name a row of the plan before that draws a token, and nothing else that is not there. */
+static void references_name_rows_that_draw(void)
+{
+    struct dskv_plan *before = build(1), *plan = build(2);
+    int32_t *ids = (void *)(uintptr_t)dskv_plan_ids(plan);
+    struct dskv_plan_row *rows = (void *)(uintptr_t)dskv_plan_rows(before);
+    struct dskv_error error;
+    static char text[1 << 14];
+    FILE *out = fmemopen(text, sizeof text, "w");
+    CU_ASSERT_EQUAL(dskv_plan_reference(1), -2);
+    CU_ASSERT_EQUAL(dskv_plan_reference_row(-2), 1);
+    CU_ASSERT(dskv_plan_reference_row(0) < 0 && dskv_plan_reference_row(INT32_MAX) < 0);
+    uint64_t hash = dskv_plan_hash(plan);
+    ids[20] = dskv_plan_reference(1);
+    CU_ASSERT_NOT_EQUAL(dskv_plan_hash(plan), hash);
+    CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, before, &error), DSKV_OK);
+    CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, NULL, &error), DSKV_BAD_VALUE);
+    static const struct {
+        uint32_t want;
+        enum dskv_code code;
+    } wants[] = {{DSKV_ROW_SAMPLE, DSKV_OK},
+                 {DSKV_ROW_ARGMAX | DSKV_ROW_LOGITS, DSKV_OK},
+                 {DSKV_ROW_LOGITS | DSKV_ROW_SCORE | DSKV_ROW_TOPK, DSKV_BAD_VALUE}};
+    for (size_t i = 0; i < sizeof wants / sizeof *wants; i++) {
+        rows[1].want = wants[i].want;
+        CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, before, &error), wants[i].code);
+    }
+    rows[1].want = DSKV_ROW_ARGMAX;
+    static const int32_t wrong[] = {-1, -3, -4, -1000000, INT32_MIN, 300, INT32_MAX};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ids[0] = wrong[i];
+        CU_ASSERT_EQUAL(dskv_plan_validate(plan, plan->bytes, &bounds, before, &error), DSKV_BAD_VALUE);
+    }
+    dskv_plan_print(plan, out);
+    fclose(out);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "token 20: what row 1 of the step before draws position 33 slot 145\n"));
+    free(before);
+    free(plan);
+}
+
+/* A plan that passes after random damage must still name only what exists; of the plan before, row 1 alone. */
+static void assert_is_inside(const struct dskv_plan *plan, int32_t least_id)
 {
     for (int32_t i = 0; i < plan->used.n_tokens; i++)
         if (dskv_plan_slots(plan)[i] < -1 || dskv_plan_slots(plan)[i] >= bounds.n_blocks * bounds.block_tokens ||
-            dskv_plan_ids(plan)[i] < 0 || dskv_plan_ids(plan)[i] >= bounds.vocab)
+            dskv_plan_ids(plan)[i] < least_id || dskv_plan_ids(plan)[i] == dskv_plan_reference(0) ||
+            dskv_plan_ids(plan)[i] >= bounds.vocab)
             CU_FAIL("outside");
     for (int32_t w = 0; w < plan->used.n_work; w++)
         for (int32_t b = 0; b < dskv_plan_work(plan)[w].n_blocks; b++)
@@ -189,23 +231,28 @@ static void random_damage_is_survived(void)
 {
     uint64_t state = 1;
     int taken = 0, refused = 0;
+    struct dskv_plan *before = build(1);
     for (int round = 0; round < 20000; round++) {
-        struct dskv_plan *plan = build(1);
+        struct dskv_plan *plan = build(2);
         size_t bytes = plan->bytes;
+        int has_before = round / 2 % 2;
+        if (has_before)
+            ((int32_t *)(uintptr_t)dskv_plan_ids(plan))[20] = dskv_plan_reference(1);
         struct dskv_error error;
         for (int hit = 0; hit < 1 + round % 3; hit++) {
             state = state * 6364136223846793005u + 1442695040888963407u;
             size_t at = (size_t)(state >> 33) % (round % 2 ? bytes : sizeof *plan);
             ((uint8_t *)plan)[at] ^= (uint8_t)(1u << (state >> 20 & 7));
         }
-        if (dskv_plan_validate(plan, bytes, &bounds, &error) == DSKV_OK) {
-            assert_is_inside(plan);
+        if (dskv_plan_validate(plan, bytes, &bounds, has_before ? before : NULL, &error) == DSKV_OK) {
+            assert_is_inside(plan, has_before ? dskv_plan_reference(1) : 0);
             taken++;
         } else {
             refused++;
         }
         free(plan);
     }
+    free(before);
     CU_ASSERT(taken > 0); /* damage to what is not used */
     CU_ASSERT(refused > 10000);
 }
@@ -223,7 +270,7 @@ static void a_trace_is_read_back(void)
     free(read);
     CU_ASSERT_EQUAL(dskv_plan_read(trace, &read, &error), DSKV_OK);
     CU_ASSERT_EQUAL(dskv_plan_hash(read), dskv_plan_hash(second));
-    CU_ASSERT_EQUAL(dskv_plan_validate(read, read->bytes, &bounds, &error), DSKV_OK);
+    CU_ASSERT_EQUAL(dskv_plan_validate(read, read->bytes, &bounds, NULL, &error), DSKV_OK);
     free(read);
     CU_ASSERT_EQUAL(dskv_plan_read(trace, &read, &error), DSKV_OK);
     CU_ASSERT_PTR_NULL(read);
@@ -272,6 +319,7 @@ int main(void)
                               {"offsets depend on the bucket alone", offsets_depend_on_the_bucket_alone},
                               {"the hash covers what is used", the_hash_covers_what_is_used},
                               {"lies are refused", lies_are_refused},
+                              {"references name rows that draw", references_name_rows_that_draw},
                               {"random damage is survived", random_damage_is_survived},
                               {"a trace is read back", a_trace_is_read_back},
                               {"print shows every section", print_shows_every_section},

@@ -23,6 +23,7 @@ struct job {
     void *memory;
     struct dskv_stream *stream; /* rank 0's */
     int n_ranks;
+    int depth; /* commands that are posted before the first is collected, and taken before the first is answered */
 };
 
 static int64_t now_us(void)
@@ -45,16 +46,22 @@ static void work(const struct job *job, int rank)
     peers.rank = rank;
     struct dskv_stream *stream = dskv_stream_open(job->memory, PAYLOAD_BYTES, &peers);
     const struct dskv_command *command;
-    uint64_t sum = 0;
-    int exit_code = DSKV_EXIT_RANK_LOST;
+    uint64_t sum = 0, sums[DSKV_STREAM_DEPTH];
+    int exit_code = DSKV_EXIT_RANK_LOST, n_taken = 0;
     while ((command = dskv_stream_next(stream)) != NULL) {
         const uint32_t *payload = (const uint32_t *)dskv_stream_payload(stream) + command->offset / sizeof(uint32_t);
         if (command->kind == HANG)
             sleep(60);
-        sum = sum * 31 + payload[0] + (uint64_t)rank;
-        memcpy(dskv_stream_answer(stream)->data, &sum, sizeof sum);
-        dskv_stream_done(stream);
-        if (command->kind == STOP) {
+        sums[n_taken++] = sum = sum * 31 + payload[0] + (uint64_t)rank;
+        int is_stop = command->kind == STOP; /* it comes alone */
+        if (n_taken < job->depth && !is_stop && (rank % 2 || dskv_stream_has_next(stream)))
+            continue; /* odd ranks never answer before they have taken as many, even ones now and then */
+        for (int i = 0; i < n_taken; i++) {
+            memcpy(dskv_stream_answer(stream)->data, &sums[i], sizeof *sums);
+            dskv_stream_done(stream);
+        }
+        n_taken = 0;
+        if (is_stop) {
             exit_code = 0;
             break;
         }
@@ -63,9 +70,9 @@ static void work(const struct job *job, int rank)
     _exit(exit_code);
 }
 
-static struct job start(int n_ranks, int spin_us)
+static struct job start(int n_ranks, int spin_us, int depth)
 {
-    struct job job = {.n_ranks = n_ranks, .peers = share(sizeof *job.peers)};
+    struct job job = {.n_ranks = n_ranks, .depth = depth, .peers = share(sizeof *job.peers)};
     job.memory = share(dskv_stream_bytes(n_ranks, PAYLOAD_BYTES));
     *job.peers = (struct dskv_peers){.n_ranks = n_ranks, .spin_us = spin_us, .pids = {getpid()}};
     for (int rank = 1; rank < n_ranks; rank++) {
@@ -106,7 +113,7 @@ static uint64_t answer_sum(const struct dskv_answer *answer)
 /* Commands in order, payloads whole, every rank's own answer to each. */
 static void run_commands(int n_ranks, int spin_us, uint32_t n_commands)
 {
-    struct job job = start(n_ranks, spin_us);
+    struct job job = start(n_ranks, spin_us, 1);
     uint32_t *payload = dskv_stream_payload(job.stream);
     uint64_t expected[MAX_RANKS] = {0};
     int wrong = 0;
@@ -122,6 +129,59 @@ static void run_commands(int n_ranks, int spin_us, uint32_t n_commands)
         }
     }
     printf("%d ranks, spin %d us: %.2f us a command ... ", n_ranks, spin_us, (double)(now_us() - begin) / n_commands);
+    CU_ASSERT_EQUAL(wrong, 0);
+    end(&job);
+}
+
+/* Two at a time: both are taken before one is answered, and the answers come in order. */
+static void run_pairs(int n_ranks, int spin_us, uint32_t n_pairs)
+{
+    struct job job = start(n_ranks, spin_us, 2);
+    uint32_t *payload = dskv_stream_payload(job.stream);
+    uint64_t expected[MAX_RANKS] = {0};
+    int wrong = 0;
+    for (uint32_t i = 0; i < 2 * n_pairs; i++) {
+        struct dskv_command command = {.kind = ADD, .offset = (i & 1) * 64};
+        payload[(i & 1) * 16] = i;
+        dskv_stream_post(job.stream, &command);
+        for (uint32_t j = i - 1; i & 1 && j <= i; j++) {
+            const struct dskv_answer *answers = dskv_stream_collect(job.stream, NULL);
+            for (int rank = 1; rank < n_ranks; rank++) {
+                expected[rank] = expected[rank] * 31 + j + (uint64_t)rank;
+                wrong += answer_sum(&answers[rank]) != expected[rank];
+            }
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    end(&job);
+}
+
+static void two_commands_are_under_way(void)
+{
+    run_pairs(2, 50, 20000);
+    run_pairs(4, 0, 5000);
+}
+
+/* Ahead by one all the time: the next is posted before the last is collected, as steps are. */
+static void commands_are_posted_ahead(void)
+{
+    struct job job = start(3, 0, 1);
+    uint32_t *payload = dskv_stream_payload(job.stream);
+    uint64_t expected[MAX_RANKS] = {0};
+    int wrong = 0;
+    for (uint32_t i = 0; i <= 20000; i++) {
+        struct dskv_command command = {.kind = ADD, .offset = (i & 1) * 64};
+        payload[(i & 1) * 16] = i;
+        if (i < 20000)
+            dskv_stream_post(job.stream, &command);
+        if (i == 0)
+            continue;
+        const struct dskv_answer *answers = dskv_stream_collect(job.stream, NULL);
+        for (int rank = 1; rank < 3; rank++) {
+            expected[rank] = expected[rank] * 31 + i - 1 + (uint64_t)rank;
+            wrong += answer_sum(&answers[rank]) != expected[rank];
+        }
+    }
     CU_ASSERT_EQUAL(wrong, 0);
     end(&job);
 }
@@ -146,7 +206,7 @@ static int compare_times(const void *a, const void *b)
 static void a_sleeping_rank_wakes_soon(void)
 {
     enum { ROUNDS = 50 };
-    struct job job = start(2, 50);
+    struct job job = start(2, 50, 1);
     struct dskv_command command = {.kind = ADD};
     int64_t times[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
@@ -166,7 +226,7 @@ static void an_idle_rank_sleeps(void)
 {
     struct rusage before, after;
     getrusage(RUSAGE_CHILDREN, &before);
-    struct job job = start(2, 50);
+    struct job job = start(2, 50, 1);
     sleep(2); /* past one look at the peers */
     end(&job);
     getrusage(RUSAGE_CHILDREN, &after);
@@ -180,7 +240,7 @@ static void an_idle_rank_sleeps(void)
 
 static void a_lost_rank_is_noticed(void)
 {
-    struct job job = start(3, 50);
+    struct job job = start(3, 50, 1);
     struct dskv_command command = {.kind = HANG};
     struct dskv_error error;
     dskv_stream_post(job.stream, &command);
@@ -198,7 +258,7 @@ static void a_lost_rank_is_noticed(void)
 /* The test process plays a launcher: rank 0 is a child that dies without a word. */
 static void a_rank_leaves_when_rank_0_is_gone(void)
 {
-    struct job job = {.n_ranks = 2, .peers = share(sizeof *job.peers)};
+    struct job job = {.n_ranks = 2, .depth = 1, .peers = share(sizeof *job.peers)};
     job.memory = share(dskv_stream_bytes(2, PAYLOAD_BYTES));
     pid_t rank0 = fork();
     if (rank0 == 0) {
@@ -222,6 +282,8 @@ int main(void)
                           (struct dskv_test[]){
                               {"two ranks keep the order", two_ranks_keep_the_order},
                               {"more ranks than cores keep the order", more_ranks_than_cores_keep_the_order},
+                              {"two commands are under way", two_commands_are_under_way},
+                              {"commands are posted ahead", commands_are_posted_ahead},
                               {"a sleeping rank wakes soon", a_sleeping_rank_wakes_soon},
                               {"an idle rank sleeps", an_idle_rank_sleeps},
                               {"a lost rank is noticed", a_lost_rank_is_noticed},

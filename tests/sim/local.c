@@ -16,6 +16,17 @@ static int32_t or_default(int32_t value, int32_t usual)
     return value ? value : usual;
 }
 
+/* Steps are queued ahead in all tests of a program when the environment says so, and run on the engine at that end. */
+static void follow_environment(struct fake_engine_options *options)
+{
+    const char *when = getenv("DSKV_TEST_QUEUE_AHEAD");
+    if (!when)
+        return;
+    options->runs_at_submit = strcmp(when, "submit") == 0;
+    options->runs_queued = 1;
+    DSKV_ASSERT(options->runs_at_submit || strcmp(when, "collect") == 0, "DSKV_TEST_QUEUE_AHEAD=%s", when);
+}
+
 void local_open(struct local *local, const struct fake_engine_options *options, int32_t lease_s)
 {
     struct fake_engine_options all = *options;
@@ -26,7 +37,9 @@ void local_open(struct local *local, const struct fake_engine_options *options, 
     all.max_sequences = or_default(all.max_sequences, 8);
     all.max_logit_rows = or_default(all.max_logit_rows, 16);
     all.piece_tokens = or_default(all.piece_tokens, 8);
+    follow_environment(&all);
     *local = (struct local){.config = {.cache_lease = lease_s, .seed = -1}};
+    local->runs_at_submit = all.runs_at_submit;
     local->engine = fake_engine_open(&all);
     struct dskv_error error;
     enum dskv_exit code = dskv_server_open(local->engine, &local->config, &local->server, &error);

@@ -16,6 +16,7 @@ struct local_event {
 
 struct local {
     struct dskv_engine *engine;
+    int runs_at_submit; /* what the options or the environment say */
     struct dskv_config config;
     struct dskv_server *server;
     struct local_event *events; /* that nobody has asked for yet, oldest first */
@@ -31,7 +32,7 @@ struct local_client {
 };
 
 /* Zeros in the options mean: 64 blocks of 16, context 512, 64 tokens and 8 sequences a step, 16 rows of logits, parts
- * of 8 tokens, f32. */
+ * of 8 tokens, f32.  Steps are queued ahead where the options say runs_queued, or the environment. */
 void local_open(struct local *local, const struct fake_engine_options *options, int32_t lease_s);
 void local_close(struct local *local);
 struct dskv_stats_result local_stats(struct local *local);

@@ -2,7 +2,8 @@
  * slot.
  *
  * No thread, no engine: a seed repeats a run exactly.  After every move: each block has as many holders as tables name
- * it, reservations add up, and each cache reads back the very writes that made it.  Usage: test_bookkeeping [seed
+ * it, reservations add up, and each cache reads back the very writes that made it.  Steps stay under way for a while,
+ * up to two of them; what is read is what a step would read that is submitted next.  Usage: test_bookkeeping [seed
  * [n_moves]].
  */
 #include "base/memory.h"
@@ -31,7 +32,18 @@ struct running {
     struct dskv_sequence *sequence;
     struct dskv_group group;
     struct history history; /* of prefix and all input */
+    int32_t expected[2];    /* input tokens that the sequence does not know yet */
+    int n_expected;
     struct dskv_cache *consumes;
+};
+
+/* A step under way: whose tokens it runs. */
+struct submitted {
+    struct {
+        struct running *running; /* null: it has ended */
+        int32_t n_tokens;
+    } runs[MAX_RUNNING];
+    int32_t n_runs;
 };
 
 struct held {
@@ -50,8 +62,10 @@ struct world {
     struct history cache_history[MAX_CACHES];
     struct running running[MAX_RUNNING];
     struct held held[MAX_HELD];               /* exports */
-    uint64_t memory[N_BLOCKS * BLOCK_TOKENS]; /* what the ranks' pools would hold */
-    int n_full, n_made;
+    uint64_t memory[N_BLOCKS * BLOCK_TOKENS]; /* what the ranks' pools hold when all that is submitted has run */
+    struct submitted submitted[2];            /* the oldest first */
+    int n_submitted;
+    int n_full, n_made, n_cut; /* n_cut: ended with tokens under way */
 };
 
 static uint64_t stamp_of(const struct history *history, int32_t token)
@@ -93,7 +107,7 @@ static void check_world(const struct world *w)
         reserved += s->n_reserved;
         for (int32_t b = 0; b < s->n_blocks; b++)
             holders[s->table[b]]++;
-        check_reads(w, s->table, &w->running[i].history, s->prefix_length + (s->next > 0 ? s->next : 0));
+        check_reads(w, s->table, &w->running[i].history, s->prefix_length + dskv_sequence_stored(s));
     }
     for (int i = 0; i < MAX_HELD; i++) {
         for (int32_t b = 0; b < w->held[i].n_blocks; b++)
@@ -165,25 +179,65 @@ static void write_run(struct world *w, const struct dskv_pick *pick)
             w->memory[slots[i]] = r->history.stamps[dskv_sequence_position(s) + i];
 }
 
-static void run_step(struct world *w)
+static void write_copies(struct world *w, const struct dskv_block_copy *copies, int32_t n)
 {
-    struct dskv_pick picks[MAX_RUNNING];
-    struct dskv_block_copy copies[MAX_RUNNING];
-    int32_t n_copies = 0, n = dskv_scheduler_pick(&w->scheduler, picks);
     for (int32_t i = 0; i < n; i++)
-        n_copies += dskv_sequence_grow(picks[i].sequence, picks[i].n_tokens, &copies[n_copies]);
-    for (int32_t i = 0; i < n_copies; i++)
         memcpy(w->memory + copies[i].dst * BLOCK_TOKENS, w->memory + copies[i].src * BLOCK_TOKENS,
                (size_t)copies[i].n_tokens * sizeof *w->memory);
     for (int32_t i = 0; i < n; i++)
-        write_run(w, &picks[i]);
-    for (int32_t i = 0; i < n_copies; i++)
         dskv_blocks_release(w->blocks, copies[i].src);
-    for (int32_t i = 0; i < n; i++)
-        dskv_sequence_advance(picks[i].sequence, picks[i].n_tokens);
 }
 
-/* Draws one more token, while there is room for it. */
+static void submit_step(struct world *w)
+{
+    struct dskv_pick picks[MAX_RUNNING];
+    struct dskv_block_copy copies[MAX_RUNNING];
+    int32_t n_copies = 0, n = w->n_submitted < 2 ? dskv_scheduler_pick(&w->scheduler, picks) : 0;
+    if (!n)
+        return;
+    struct submitted *submitted = &w->submitted[w->n_submitted++];
+    submitted->n_runs = n;
+    for (int32_t i = 0; i < n; i++)
+        n_copies += dskv_sequence_grow(picks[i].sequence, picks[i].n_tokens, &copies[n_copies]);
+    write_copies(w, copies, n_copies);
+    for (int32_t i = 0; i < n; i++) {
+        write_run(w, &picks[i]);
+        submitted->runs[i].running = picks[i].sequence->owner;
+        submitted->runs[i].n_tokens = picks[i].n_tokens;
+        dskv_sequence_advance(picks[i].sequence, picks[i].n_tokens);
+    }
+}
+
+/* What a sequence expected is known when the step before has ended. */
+static void complete_step(struct world *w)
+{
+    if (!w->n_submitted)
+        return;
+    struct submitted *submitted = &w->submitted[0];
+    for (int32_t i = 0; i < submitted->n_runs; i++) {
+        struct running *r = submitted->runs[i].running;
+        if (!r)
+            continue;
+        dskv_sequence_complete(r->sequence, submitted->runs[i].n_tokens);
+        if (r->sequence->completed < r->sequence->n_known || !r->n_expected)
+            continue;
+        dskv_sequence_push(r->sequence, r->expected[0]);
+        r->expected[0] = r->expected[1];
+        r->n_expected--;
+    }
+    w->submitted[0] = w->submitted[1];
+    w->n_submitted--;
+}
+
+static void forget_running(struct world *w, const struct running *r)
+{
+    for (int i = 0; i < w->n_submitted; i++)
+        for (int32_t j = 0; j < w->submitted[i].n_runs; j++)
+            if (w->submitted[i].runs[j].running == r)
+                w->submitted[i].runs[j].running = NULL;
+}
+
+/* Draws one more token, while there is room for it; it is known at once when no step is under way with the last one. */
 static void push_token(struct world *w)
 {
     struct running *r = &w->running[rng_below(&w->rng, MAX_RUNNING)];
@@ -191,11 +245,16 @@ static void push_token(struct world *w)
         return;
     const struct dskv_sequence *s = r->sequence;
     int32_t room = (s->n_blocks + s->n_reserved) * BLOCK_TOKENS, n = s->prefix_length + s->n_input;
-    if (s->copies_last || n >= room || n >= MOST || !s->n_needed)
+    if (s->copies_last || n >= room || n >= MOST - 1 || !s->n_needed)
         return;
     int32_t token = rng_below(&w->rng, 1000);
     remember(&r->history, token);
-    dskv_sequence_push(r->sequence, token);
+    if (s->completed == s->next) {
+        dskv_sequence_push(r->sequence, token);
+        return;
+    }
+    r->expected[r->n_expected++] = token;
+    dskv_sequence_expect(r->sequence, -1);
 }
 
 static void forget_cache(struct world *w, int i)
@@ -214,8 +273,10 @@ static void end_sequence(struct world *w)
     if (!r->sequence || w->cache[to])
         return;
     dskv_scheduler_remove(&r->group);
+    w->n_cut += r->sequence->completed < r->sequence->next;
+    forget_running(w, r);
     if (!rng_one_in(&w->rng, 5)) {
-        int32_t n_stored = r->sequence->next > 0 ? r->sequence->next : 0, n_blocks;
+        int32_t n_stored = dskv_sequence_stored(r->sequence), n_blocks;
         int32_t length =
             r->sequence->prefix_length + (rng_one_in(&w->rng, 2) ? n_stored : rng_below(&w->rng, n_stored + 1));
         int32_t *table = dskv_sequence_end(r->sequence, length, &n_blocks);
@@ -275,8 +336,9 @@ static void clean_up(struct world *w)
 
 static void run(uint64_t seed, int n_moves)
 {
-    static void (*const moves[])(struct world *) = {begin_sequence, begin_sequence, run_step,   run_step,   run_step,
-                                                    push_token,     end_sequence,   free_cache, toggle_held};
+    static void (*const moves[])(struct world *) = {
+        begin_sequence, begin_sequence, submit_step, submit_step,  submit_step, complete_step, complete_step,
+        complete_step,  push_token,     push_token,  end_sequence, free_cache,  toggle_held};
     struct world *w = dskv_calloc(1, sizeof *w);
     w->rng.state = seed;
     w->blocks = dskv_blocks_open(N_BLOCKS, BLOCK_TOKENS);
@@ -288,8 +350,8 @@ static void run(uint64_t seed, int n_moves)
         moves[rng_below(&w->rng, (int32_t)(sizeof moves / sizeof *moves))](w);
         check_world(w);
     }
-    DSKV_ASSERT(w->n_made > n_moves / 50 && w->n_full > 0, "%d caches made, %d refused: too little happened", w->n_made,
-                w->n_full);
+    DSKV_ASSERT(w->n_made > n_moves / 60 && w->n_full > 0 && w->n_cut > 0,
+                "%d caches made, %d refused, %d cut: too little happened", w->n_made, w->n_full, w->n_cut);
     clean_up(w);
     free(w);
 }
