@@ -117,6 +117,7 @@ static enum dskv_exit run_engine(const struct source *source, int rank, struct d
         .block_tokens = 64,
         .n_threads = options->threads,
         .dummy_weights = options->model == NULL,
+        .takes_references = 1,
         .free_order = options->any_order,
     };
     struct dskv_engine *engine = NULL;

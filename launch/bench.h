@@ -37,7 +37,8 @@ struct dskv_bench_step {
     double median_s, best_s;
     double bytes; /* weights and KV that it must read */
     double flops;
-    double floor_s; /* the larger of both at this machine's rates */
+    double floor_s;                       /* the larger of both at this machine's rates */
+    double idle_median_s, idle_longest_s; /* of the device between steps that follow each other; 0: not measured */
 };
 
 /* One operation at one number of rows. */
@@ -48,7 +49,7 @@ struct dskv_bench_operation {
     double bytes, flops, floor_s;
 };
 
-enum { DSKV_BENCH_MAX_STEPS = 6, DSKV_BENCH_N_ROWS = 6, DSKV_BENCH_MAX_OPERATIONS = 13 * DSKV_BENCH_N_ROWS };
+enum { DSKV_BENCH_MAX_STEPS = 7, DSKV_BENCH_N_ROWS = 6, DSKV_BENCH_MAX_OPERATIONS = 13 * DSKV_BENCH_N_ROWS };
 struct dskv_bench_report {
     const struct dskv_bench_options *options;
     const struct dskv_engine_info *info;

@@ -59,6 +59,10 @@ static void print_steps(const struct dskv_bench_report *report)
                100 * step->floor_s / step->median_s, step->bytes / step->median_s / 1e9,
                step->flops / step->median_s / (is_host ? 1e9 : 1e12), over_decode(report, i));
     }
+    for (int i = 0; i < report->n_steps; i++)
+        if (report->steps[i].idle_median_s > 0)
+            printf("\nbetween two steps of \"%s\" the device is idle for %.1f us (median; at most %.1f)\n",
+                   report->steps[i].name, report->steps[i].idle_median_s * 1e6, report->steps[i].idle_longest_s * 1e6);
     printf(
         "\ncontext %d, prefill %d; the floor is the longer of reading weights and KV once and of the multiplications\n",
         report->context, report->prefill);
@@ -97,9 +101,10 @@ static void write_step(FILE *file, const struct dskv_bench_step *step, int is_la
 {
     fprintf(file,
             "    {\"name\": \"%s\", \"tokens\": %d, \"iterations\": %d, \"median_s\": %.9g, \"best_s\": %.9g, "
-            "\"floor_s\": %.9g, \"bytes\": %.0f, \"flops\": %.0f}%s\n",
+            "\"floor_s\": %.9g, \"bytes\": %.0f, \"flops\": %.0f, \"idle_median_s\": %.9g, "
+            "\"idle_longest_s\": %.9g}%s\n",
             step->name, step->n_tokens, step->n_iterations, step->median_s, step->best_s, step->floor_s, step->bytes,
-            step->flops, is_last ? "" : ",");
+            step->flops, step->idle_median_s, step->idle_longest_s, is_last ? "" : ",");
 }
 
 static void write_operation(FILE *file, const struct dskv_bench_operation *operation, int is_last)

@@ -31,6 +31,7 @@ struct piece {
     int32_t first_block; /* the sequence's blocks are contiguous from here */
     int32_t start, n_tokens;
     int all_rows; /* else the last row is wanted */
+    int is_drawn; /* its token is what the step before drew in its first row */
 };
 
 static void add_piece(const struct dskv_bench_run *run, struct dskv_plan *plan, const struct piece *piece)
@@ -40,7 +41,9 @@ static void add_piece(const struct dskv_bench_run *run, struct dskv_plan *plan, 
         run->table[i] = piece->first_block + i;
     for (int32_t i = 0; i < piece->n_tokens; i++) {
         int32_t position = piece->start + i;
-        run->ids[i] = (int32_t)(((int64_t)position * 7919 + piece->first_block) % run->info->model.vocab);
+        run->ids[i] = piece->is_drawn
+                          ? dskv_plan_reference(0)
+                          : (int32_t)(((int64_t)position * 7919 + piece->first_block) % run->info->model.vocab);
         run->slots[i] = run->table[position / block_tokens] * block_tokens + position % block_tokens;
     }
     int32_t first = dskv_plan_add_work(plan, run->ids, run->slots, piece->n_tokens, piece->start, run->table, n_blocks);
@@ -49,9 +52,7 @@ static void add_piece(const struct dskv_bench_run *run, struct dskv_plan *plan, 
                           NULL);
 }
 
-/* Makes and runs one step of n pieces. */
-static enum dskv_exit step(const struct dskv_bench_run *run, const struct piece *pieces, int32_t n,
-                           struct dskv_error *error)
+static struct dskv_plan *make_plan(const struct dskv_bench_run *run, const struct piece *pieces, int32_t n)
 {
     struct dskv_plan_sizes need = {.n_work = n};
     for (int32_t i = 0; i < n; i++) {
@@ -62,13 +63,27 @@ static enum dskv_exit step(const struct dskv_bench_run *run, const struct piece 
     struct dskv_plan *plan = dskv_engine_plan(run->engine, &need);
     for (int32_t i = 0; i < n; i++)
         add_piece(run, plan, &pieces[i]);
+    return plan;
+}
+
+static enum dskv_exit collect(const struct dskv_bench_run *run, int32_t n_rows, struct dskv_error *error)
+{
     const struct dskv_row_result *results;
     int32_t n_computed;
-    enum dskv_exit code = dskv_engine_step(run->engine, plan, &results, &n_computed, error);
-    for (int32_t i = 0; !code && i < need.n_rows; i++)
+    enum dskv_exit code = dskv_engine_collect(run->engine, &results, &n_computed, error);
+    for (int32_t i = 0; !code && i < n_rows; i++)
         if (!results[i].finite)
             code = dskv_fail_exit(error, DSKV_EXIT_MODEL, "the model's logits are not finite");
     return code;
+}
+
+/* Makes and runs one step of n pieces. */
+static enum dskv_exit step(const struct dskv_bench_run *run, const struct piece *pieces, int32_t n,
+                           struct dskv_error *error)
+{
+    const struct dskv_plan *plan = make_plan(run, pieces, n);
+    enum dskv_exit code = dskv_engine_submit(run->engine, plan, error);
+    return code ? code : collect(run, plan->used.n_rows, error);
 }
 
 /* Fills the context of sequence 0 in steps that fit, and copies its blocks to the others. */
@@ -120,6 +135,45 @@ static enum dskv_exit time_step(const struct dskv_bench_run *run, const struct p
     return code;
 }
 
+/* The same with every step submitted before the last is collected, as a server does that queues ahead; and for how long
+ * the device had nothing to do in between. */
+static enum dskv_exit time_chain(const struct dskv_bench_run *run, const struct piece *piece, int32_t n_iterations,
+                                 struct dskv_bench_step *measured, struct dskv_error *error)
+{
+    double *times = dskv_calloc((size_t)n_iterations, sizeof *times), last = 0;
+    double *idle = dskv_calloc((size_t)n_iterations, sizeof *idle);
+    uint64_t ended_ns = 0;
+    struct piece drawn = *piece;
+    drawn.is_drawn = 1;
+    enum dskv_exit code = step(run, piece, 1, error);
+    if (!code)
+        code = dskv_engine_submit(run->engine, make_plan(run, &drawn, 1), error);
+    for (int32_t i = -1; i < n_iterations && !code; i++) { /* the first one has none before it */
+        if (!(code = dskv_engine_submit(run->engine, make_plan(run, &drawn, 1), error)))
+            code = collect(run, 1, error);
+        double now = dskv_bench_seconds();
+        struct dskv_turn_times device = dskv_engine_device_times(run->engine);
+        if (i >= 0) {
+            times[i] = now - last;
+            idle[i] = device.begun_ns ? (double)(device.begun_ns - ended_ns) * 1e-9 : 0;
+        }
+        last = now;
+        ended_ns = device.ended_ns;
+    }
+    if (!code)
+        code = collect(run, 1, error);
+    qsort(times, (size_t)n_iterations, sizeof *times, by_size);
+    qsort(idle, (size_t)n_iterations, sizeof *idle, by_size);
+    measured->n_iterations = n_iterations;
+    measured->median_s = times[n_iterations / 2];
+    measured->best_s = times[0];
+    measured->idle_median_s = idle[n_iterations / 2];
+    measured->idle_longest_s = idle[n_iterations - 1];
+    free(times);
+    free(idle);
+    return code;
+}
+
 /* What a step must read and multiply at least, and so how long it must take here. */
 static void fill_floor(const struct dskv_bench_run *run, const struct dskv_bench_report *report,
                        const struct piece *pieces, int32_t n, struct dskv_bench_step *measured)
@@ -150,6 +204,7 @@ struct kind {
     char name[64];
     const struct piece *pieces;
     int32_t n, share;
+    int is_chained;
 };
 
 static enum dskv_exit time_kind(const struct dskv_bench_run *run, struct dskv_bench_report *report,
@@ -159,27 +214,27 @@ static enum dskv_exit time_kind(const struct dskv_bench_run *run, struct dskv_be
     int32_t n_iterations = (report->options->iterations + kind->share - 1) / kind->share;
     memcpy(measured->name, kind->name, sizeof measured->name);
     fill_floor(run, report, kind->pieces, kind->n, measured);
-    return time_step(run, kind->pieces, kind->n, n_iterations, measured, error);
+    return kind->is_chained ? time_chain(run, kind->pieces, n_iterations, measured, error)
+                            : time_step(run, kind->pieces, kind->n, n_iterations, measured, error);
 }
 
 static enum dskv_exit run_steps(const struct dskv_bench_run *run, struct dskv_bench_report *report,
                                 struct dskv_error *error)
 {
-    int32_t n_verifies = report->machine.is_host ? 1 : 3, n = 0;
+    int32_t n_verifies = report->machine.is_host ? 1 : 3, n = 2;
     struct piece decode[MAX_BATCH], verify[3];
     struct piece prefill = {.first_block = run->batch * run->n_blocks_each, .n_tokens = run->prefill};
-    struct kind kinds[DSKV_BENCH_MAX_STEPS] = {{"decode", decode, 1, 1}};
+    struct kind kinds[DSKV_BENCH_MAX_STEPS] = {{"decode", decode, 1, 1, 0}, {"decode, chained", decode, 1, 1, 1}};
     for (int32_t i = 0; i < run->batch; i++)
         decode[i] = (struct piece){.first_block = i * run->n_blocks_each, .start = run->context, .n_tokens = 1};
-    for (n = 1; n <= n_verifies; n++) {
-        struct piece *piece = &verify[n - 1];
-        *piece = (struct piece){.start = run->context, .n_tokens = 4 << n, .all_rows = 1};
-        kinds[n] = (struct kind){.pieces = piece, .n = 1, .share = 1};
-        snprintf(kinds[n].name, sizeof kinds[n].name, "verify %d tokens", piece->n_tokens);
+    for (int32_t i = 0; i < n_verifies; i++, n++) {
+        verify[i] = (struct piece){.start = run->context, .n_tokens = 8 << i, .all_rows = 1};
+        kinds[n] = (struct kind){.pieces = &verify[i], .n = 1, .share = 1};
+        snprintf(kinds[n].name, sizeof kinds[n].name, "verify %d tokens", verify[i].n_tokens);
     }
     kinds[n] = (struct kind){.pieces = decode, .n = run->batch, .share = 1};
     snprintf(kinds[n++].name, sizeof kinds[0].name, "decode %d sequences", run->batch);
-    kinds[n++] = (struct kind){"prefill", &prefill, 1, 4};
+    kinds[n++] = (struct kind){"prefill", &prefill, 1, 4, 0};
     enum dskv_exit code = fill(run, error);
     for (int32_t i = 0; i < n && !code; i++)
         code = time_kind(run, report, &kinds[i], error);

@@ -204,6 +204,11 @@ enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv
     return code;
 }
 
+struct dskv_turn_times dskv_engine_device_times(const struct dskv_engine *engine)
+{
+    return dskv_forward_times(engine->forward);
+}
+
 enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error)
 {

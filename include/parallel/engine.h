@@ -115,6 +115,9 @@ enum dskv_exit dskv_engine_submit(struct dskv_engine *engine, const struct dskv_
  * that the executor ran. */
 enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv_row_result **results,
                                    int32_t *n_computed, struct dskv_error *error);
+/* When rank 0's device began and ended the step that was collected last, by its clock; begun_ns is 0 where the device
+ * reads plans in host memory. */
+struct dskv_turn_times dskv_engine_device_times(const struct dskv_engine *engine);
 /* Both, when no step is under way.  All commands below ask for that, too. */
 enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,
                                 const struct dskv_row_result **results, int32_t *n_computed, struct dskv_error *error);

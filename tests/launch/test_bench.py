@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from support.daemon import BIN, MODELS, default_ranks
 
-FIELDS = {"name", "tokens", "iterations", "median_s", "best_s", "floor_s", "bytes", "flops"}
+FIELDS = {"name", "tokens", "iterations", "median_s", "best_s", "floor_s", "bytes", "flops", "idle_median_s", "idle_longest_s"}
 ONE_RANK = pytest.mark.skipif(default_ranks() != 1, reason="the same at every number of ranks")
 
 
@@ -25,11 +25,12 @@ def test_measures_the_four_steps(tmp_path):
     assert (report["ranks"], report["threads"], report["context"], report["prefill"]) == (ranks, 1, 64, 40)
     assert all(rate > 0 for rate in report["machine"].values())
     assert [(step["name"], step["tokens"]) for step in report["steps"]] == [
-        ("decode", 1), ("verify 8 tokens", 8), ("decode 8 sequences", 8), ("prefill", 40)]
+        ("decode", 1), ("decode, chained", 1), ("verify 8 tokens", 8), ("decode 8 sequences", 8), ("prefill", 40)]
     for step in report["steps"]:
         assert set(step) == FIELDS and 0 < step["best_s"] <= step["median_s"] and step["floor_s"] > 0
         assert step["bytes"] > report["weight_bytes"] and f"{step['name']} " in result.stdout
-    decode, verify, batch, _ = report["steps"]
+    decode, chained, verify, batch, _ = report["steps"]
+    assert chained["bytes"] == decode["bytes"] and chained["idle_median_s"] == 0  # it computes when it is asked to
     kv = decode["bytes"] - report["weight_bytes"]  # of 65 tokens
     assert verify["bytes"] - report["weight_bytes"] == pytest.approx(kv / 65 * 72)
     assert batch["bytes"] - report["weight_bytes"] == pytest.approx(kv * 8)
@@ -48,7 +49,7 @@ def test_measures_operations_by_themselves(tmp_path, model, rotates):
     assert report["steps"] == [] and report["weight_dtype"] == "f16" and report["kv_dtype"] == "f32"
     found = {}
     for one in report["operations"]:
-        assert set(one) == {"name", "rows", "median_s", "floor_s", "bytes", "flops"}
+        assert set(one) == {"name", "rows", "median_s", "floor_s", "bytes", "flops", "idle_median_s", "idle_longest_s"}
         assert one["median_s"] > 0 and one["floor_s"] > 0 and one["bytes"] > 0
         assert f"\n{one['name']} " in result.stdout
         found.setdefault(one["name"], {})[one["rows"]] = one

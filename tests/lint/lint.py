@@ -31,7 +31,7 @@ OWNERS = {
     r"cublas.*\.h": {"kernels/cuda/matmul_lt.c"},
     r"nccl\.h": {"parallel/nccl_library.h"},
     r"nccl_device\.h": {"parallel/nccl_window.cu"},
-    r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/execute.c"},
+    r"xxhash\.h": {"parallel/fingerprint.c", "parallel/numerics.c", "parallel/plan.c", "parallel/steps.c"},
 }
 BANNED = {
     r"\b(strcpy|strcat|sprintf|vsprintf|gets|atoi|atol|atof|strtok|system|popen|alloca)\s*\(": "unsafe or unchecked",

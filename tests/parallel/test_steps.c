@@ -73,6 +73,11 @@ enum dskv_exit dskv_forward_collect(struct dskv_forward *f, const struct dskv_ro
     return DSKV_EXIT_OK;
 }
 
+struct dskv_turn_times dskv_forward_times(const struct dskv_forward *f)
+{
+    return (struct dskv_turn_times){.ended_ns = (uint64_t)f->ends_us[(f->n_collected + 1) % 2] * 1000};
+}
+
 /* ---- ranks --------------------------------------------------------------------------------------------------------
  */
 
