@@ -202,7 +202,9 @@ struct dskv_attention_work {
     int32_t first, n_tokens, start, first_block, n_blocks;
     int32_t reserved[3]; /* zero; masks and tree parents will be named here */
 };
-/* out[r][h] = softmax(q[r][h] . keys * scale) values; every key and value comes from the pool. */
+/* out[r][h] = softmax(q[r][h] . keys * scale) values; every key and value comes from the pool.  A recorded pass may
+ * have room to spare: runs of no tokens behind the last one, rows of no run, whose results are left alone, and more
+ * keys in max_keys than any row has. */
 struct dskv_attention {
     struct dskv_kv kv;
     int32_t layer;

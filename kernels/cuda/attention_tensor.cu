@@ -110,8 +110,7 @@ template <typename T> __device__ __forceinline__ bool are_pairs_aligned(const T 
  * large heads each. */
 template <int D, bool SPLIT> constexpr int narrow_stages = SPLIT || D <= 96 ? 2 : 1;
 
-/* Keys and values of a block's pieces on their way through one or two stages.  Keys are one group of copies and values
- * the next, so that with one stage, too, the next keys come while values are multiplied. */
+/* A block's pieces on their way through one or two stages. */
 template <typename T, int D, int STAGES> struct piece_stages {
     static constexpr int HALF = KEYS * pitch_of<D>;
     T *shared;
@@ -122,61 +121,41 @@ template <typename T, int D, int STAGES> struct piece_stages {
 
     __device__ __forceinline__ T *keys(int piece) const
     {
-        return shared + (STAGES == 2 ? (piece - pieces.next) % 2 * 2 * HALF : 0);
+        return shared + (STAGES == 2 ? ((piece - pieces.next) & 1) * 2 * HALF : 0);
     }
     __device__ __forceinline__ T *values(int piece) const
     {
         return keys(piece) + HALF;
     }
-    /* Behind the last piece an empty group keeps the count. */
-    __device__ __forceinline__ void ask_keys(int piece) const
+    __device__ __forceinline__ void ask(int piece) const
     {
         if (piece < pieces.end)
-            copy_keys<T, D>(keys(piece), kv, kv_head, t.table, piece * KEYS, t.last);
-        else
-            commit_copies();
-    }
-    __device__ __forceinline__ void ask_values(int piece) const
-    {
-        if (piece < pieces.end)
-            copy_values<T, D>(values(piece), kv, kv_head, t.table, piece * KEYS, t.last);
-        else
-            commit_copies();
+            copy_piece<T, D>(keys(piece), values(piece), kv, kv_head, t.table, piece * KEYS, t.last);
     }
     __device__ __forceinline__ void begin() const
     {
         __syncthreads(); /* the tile before is read */
-        ask_keys(pieces.next);
-        ask_values(pieces.next);
+        ask(pieces.next);
     }
-    /* The piece's keys are there, or both; with two stages the other one, which is read by now, is asked for. */
-    template <bool VALUES> __device__ __forceinline__ void wait(int piece) const
+    /* The piece is there; with two stages the next one, whose place is read by now, is asked for. */
+    __device__ __forceinline__ void wait(int piece) const
     {
-        wait_copies<VALUES ? 0 : 1>();
+        wait_copies<0>();
         __syncthreads();
-        if (STAGES == 2) {
-            ask_keys(piece + 1);
-            ask_values(piece + 1);
-        }
+        if (STAGES == 2)
+            ask(piece + 1);
     }
-    /* All threads have read the keys and meet again before they need the values. */
-    __device__ __forceinline__ void release_keys(int piece) const
+    __device__ __forceinline__ void release(int piece) const
     {
-        if (STAGES == 1)
-            ask_keys(piece + 1);
-        wait_copies<STAGES == 2 ? 2 : 1>();
-    }
-    __device__ __forceinline__ void release_values(int piece) const
-    {
-        if (STAGES == 1) {
+        if (STAGES == 1 && piece + 1 < pieces.end) {
             __syncthreads();
-            ask_values(piece + 1);
+            ask(piece + 1);
         }
     }
 };
 
 /* The weights of a tile of 16 pairs in one piece, which four warps share: warp w finds those of keys [16 w, 16 w + 16),
- * all get all of them.  Keys are read when it returns; threads meet before the weights are read. */
+ * all get all of them.  Threads meet before the weights are read. */
 template <typename T, int D>
 __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *max, const uint32_t (*queries)[4],
                                                const T *keys, int first, const int *last, float scale,
@@ -235,10 +214,9 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
             int first = piece * KEYS;
             float max[2], sum[2], value[UNITS][2][4];
             uint32_t weights[KEYS / 16][4];
-            stages.template wait<false>(piece);
+            stages.wait(piece);
             weigh_together<T, D>(weights, max, queries, stages.keys(piece), first, last, scale, shared_weights,
                                  shared_max);
-            stages.release_keys(piece);
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
@@ -262,7 +240,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
                 for (int i = 0; i < UNITS; i++)
                     merge_values(all_values[i], value[i], keep, add);
             }
-            stages.release_values(piece);
+            stages.release(piece);
         }
         if (!SPLIT) {
 #pragma unroll
@@ -274,6 +252,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
         }
         leave_tile(&walk, t, is_spoilt);
     }
+    end_blocks();
 }
 
 /* Tiles of 64 pairs, a warp takes 16. */
@@ -306,7 +285,7 @@ __global__ void __launch_bounds__(N_THREADS, 2) wide_kernel(attention_grid g, co
         for (int piece = pieces.next; piece < pieces.end; piece++) {
             const T *values = stages.values(piece);
             int first = piece * KEYS;
-            stages.template wait<true>(piece);
+            stages.wait(piece);
             if (first > most)
                 continue; /* nobody in this warp sees the piece */
             float score[KEYS / 16][2][4], max[2], sum[2], keep[2], add[2], *place[2];
@@ -358,6 +337,7 @@ __global__ void __launch_bounds__(N_THREADS, 2) wide_kernel(attention_grid g, co
         }
         leave_tile(&walk, t, is_spoilt);
     }
+    end_blocks();
 }
 
 /* ---- the choice of a kernel: any choice gives the same bits ------------------------------------------------------ */

@@ -186,15 +186,21 @@ __device__ __forceinline__ void leave_tile(tile_walk *walk, const tile &t, bool 
         walk->index += (int)gridDim.x;
 }
 
+/* Blocks without a tile end at once.  Should all be such blocks, one waits, for the sake of what is queued behind. */
+__device__ __forceinline__ void end_blocks()
+{
+    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
+        wait_for_previous();
+}
+
 /* ---- a piece ---------------------------------------------------------------------------------------------------- */
 
-/* The block's threads ask for keys, or values, [first, first + 64); those past `last` become zeros. */
-template <typename T, int D, bool VALUES>
-__device__ __forceinline__ void copy_half(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
-                                          int last)
+/* The block's threads ask for keys and values [first, first + 64); those past `last` become zeros. */
+template <typename T, int D>
+__device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int kv_head, const int32_t *table,
+                                           int first, int last)
 {
     constexpr int CHUNKS = D / 8; /* of 16 bytes in a row */
-    const int64_t offset = VALUES ? value_offset(kv) : 0;
     bool one_block = kv.block_tokens % KEYS == 0;
     const T *start = one_block ? key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens)
                                : (const T *)kv.data;
@@ -207,21 +213,10 @@ __device__ __forceinline__ void copy_half(T *shared, kv_layer kv, int kv_head, c
             row = start + (seen ? key * D : 0);
         else if (seen)
             row = key_at<T>(kv, table[position / kv.block_tokens], kv_head, position % kv.block_tokens);
-        copy_or_clear(shared + key * pitch_of<D> + column, row + offset + column, seen ? 16 : 0);
+        copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
+        copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
     }
     commit_copies();
-}
-template <typename T, int D>
-__device__ __forceinline__ void copy_keys(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
-                                          int last)
-{
-    copy_half<T, D, false>(shared, kv, kv_head, table, first, last);
-}
-template <typename T, int D>
-__device__ __forceinline__ void copy_values(T *shared, kv_layer kv, int kv_head, const int32_t *table, int first,
-                                            int last)
-{
-    copy_half<T, D, true>(shared, kv, kv_head, table, first, last);
 }
 
 /* Brings the same nearer, into the second-level cache, which sees whatever is written later. */

@@ -10,8 +10,7 @@
 #define DSKV_KERNELS_CUDA_ATTENTION_WGMMA_CUH
 
 #include "cuda/common.cuh"
-#include <stdint.h>
-#include <type_traits>
+#include "cuda/wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -26,19 +25,6 @@ __device__ __forceinline__ uint32_t operand_at(uint32_t address, int column_byte
 /* Its other half: 128-byte swizzle, 1024 bytes from eight rows to the next. */
 #define WGMMA_LAYOUT "0x40000040"
 
-__device__ __forceinline__ void wgmma_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-/* All but the last LEFT groups are done. */
-template <int LEFT> __device__ __forceinline__ void wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
 /* After the wait: nothing that uses these is moved ahead of it. */
 template <int N> __device__ __forceinline__ void wgmma_result(float *c)
 {

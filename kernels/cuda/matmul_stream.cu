@@ -1,8 +1,12 @@
-/* Matmul of few rows at the pace of memory: weights stream through a ring in shared memory (compute capability 9.0 on).
+/* Matmul of few rows at the pace of memory: weights stream through a ring in shared memory (compute capability 9.0).
  *
  * Same order as matmul.cu: k ascending in steps of 16, one f32 accumulator per output, so the same bits.
  * Grid: (persistent blocks over tiles of whole units of outputs, groups of TOKENS rows).  Two warps feed: a thread of
- * each asks the copy engine for stages of weights and of x; the others take 16 outputs and up to 16 rows each.
+ * each asks the copy engine for stages of weights and of x; the others multiply, in one of two ways.  Warpgroups take
+ * four units each and leave the operands where they are (wgmma.cuh; what a tile lacks of whole warpgroups is
+ * multiplied, too, and dropped).  Gated outputs pair two far rows of weights in one thread: warps load them into
+ * registers and take 16 outputs and up to 16 rows each.
+ *
  * Shared memory: n_stages of n_boxes boxes of 64 k-values of weights and of x, 1024-byte aligned, 128-byte rows whose
  * 16-byte chunks are swizzled by the row's number modulo 8 (no bank conflicts), and two barriers a stage.  x must be
  * 16-byte aligned and k whole boxes.
@@ -12,6 +16,7 @@
  */
 #include "cuda/activation.cuh"
 #include "cuda/matmul.cuh"
+#include "cuda/wgmma.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -24,21 +29,34 @@ enum {
     STAGE_WEIGHT_BYTES = 32 << 10, /* about: fewer, larger stages cost fewer waits */
     MIN_STAGES = 4,
     SHARED_BYTES = 176 << 10, /* more is no faster, and the rest lets the operation before end beside this one */
-};
-
-/* How TOKENS rows are dealt to warps: few a warp, so that many warps hide the latency of the products. */
-template <int TOKENS> struct deal {
-    enum {
-        BLOCKS = TOKENS > 8 ? 2 : 1,  /* of 8 rows, a warp */
-        GROUPS = TOKENS / 8 / BLOCKS, /* warps that share a unit of outputs */
-        MAX_UNITS = GROUPS > 1 ? 7 : 14,
-        MAX_THREADS = (MAX_UNITS * GROUPS + 2) * 32,
-    };
+    GROUP_UNITS = 4,          /* of a warpgroup */
+    SPARE_BYTES = (GROUP_UNITS - 1) * UNIT * BOX_ROW_BYTES, /* what a warpgroup may read behind the last stage */
 };
 
 /* What becomes of an output.  GATED: a unit has eight outputs of the gate and the eight factors that belong to them, so
  * that a thread holds both; weights come in two boxes, of either kind. */
 enum ending { PLAIN, ACTIVATED, GATED };
+
+/* How TOKENS rows and a tile's units are dealt to warps: by warpgroups. */
+template <int TOKENS, ending ENDING> struct deal {
+    enum { MAX_UNITS = 16, MAX_CONSUMERS = MAX_UNITS };
+    static __host__ __device__ int consumers(int n_units)
+    {
+        return (n_units + GROUP_UNITS - 1) / GROUP_UNITS * GROUP_UNITS;
+    }
+};
+template <int TOKENS> struct deal<TOKENS, GATED> { /* few rows a warp: many warps hide the latency of the products */
+    enum {
+        BLOCKS = TOKENS > 8 ? 2 : 1,  /* of 8 rows, a warp */
+        GROUPS = TOKENS / 8 / BLOCKS, /* warps that share a unit of outputs */
+        MAX_UNITS = GROUPS > 1 ? 7 : 14,
+        MAX_CONSUMERS = MAX_UNITS * GROUPS
+    };
+    static __host__ __device__ int consumers(int n_units)
+    {
+        return n_units * GROUPS;
+    }
+};
 
 struct stream_plan {
     int64_t n, y_stride;          /* n: outputs, GATED: gates, with as many factors behind them */
@@ -47,7 +65,7 @@ struct stream_plan {
     enum dskv_activation activation;
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
 
 /* n_boxes boxes of 64 k-values at once, as the map has it. */
 __device__ __forceinline__ void copy_boxes(unsigned char *shared, const CUtensorMap *map, int row, int box,
@@ -58,6 +76,11 @@ __device__ __forceinline__ void copy_boxes(unsigned char *shared, const CUtensor
         "[%5];" ::"r"(shared_address(shared)),
         "l"(map), "r"(0), "r"(row), "r"(box), "r"(shared_address(barrier))
         : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 struct ring {
@@ -86,9 +109,70 @@ __device__ __forceinline__ void feed(const struct ring &ring, const struct strea
         }
 }
 
+template <typename Y, int TOKENS, ending ENDING>
+__device__ __forceinline__ void store(const float (*c)[4], const struct stream_plan &plan, const float *bias, Y *y,
+                                      int64_t first_output, int first_row)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int64_t output = first_output + i / 2 * 8;
+        float shift = bias && output < plan.n ? bias[output] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++) {
+            int row = first_row + j * 8 + i % 2;
+            Y value = from_float<Y>(bias ? c[j][i] + shift : c[j][i]);
+            if (output < plan.n && row < plan.rows)
+                y[row * plan.y_stride + output] = ENDING == PLAIN ? value : activated(plan.activation, value);
+        }
+    }
+}
+
+/* A warpgroup's units of outputs of each tile, over the stages as they come.  A stage is given back when the products
+ * of the next one have been asked for, so that there is always one to do. */
+template <typename T, typename Y, int TOKENS, ending ENDING>
+__device__ __forceinline__ void consume(const struct ring &ring, const struct stream_plan &plan, const float *bias,
+                                        Y *y, int warp, int lane)
+{
+    int slot = 0, parity = 0, held = -1; /* held: the slot that is still being read */
+    const uint32_t stages = shared_address(ring.stages);
+    const uint32_t w_place = (uint32_t)(warp / GROUP_UNITS * GROUP_UNITS * UNIT * BOX_ROW_BYTES);
+    for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x) {
+        float c[TOKENS / 8][4] = {};
+        for (int box = 0; box < plan.n_k_boxes; box += plan.n_boxes) {
+            uint32_t stage = stages + slot * ring.stage_bytes;
+            uint64_t w = wgmma_operand(stage + w_place);
+            uint64_t x = wgmma_operand(stage + plan.n_boxes * ring.w_box_bytes);
+            int n = min(plan.n_boxes, plan.n_k_boxes - box);
+            barrier_wait(ring.full + slot, parity);
+            for (int i = 0; i < n; i++, w += ring.w_box_bytes >> 4, x += ring.x_box_bytes >> 4) {
+                wgmma_begin();
+#pragma unroll
+                for (int kk = 0; kk < BOX_K / 16; kk++)
+                    wgmma<T, TOKENS>(c, w + kk * 2, x + kk * 2);
+            }
+            wgmma_begin(); /* the compiler would put it here and say so */
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (held >= 0 && lane == 0)
+                barrier_arrive(ring.empty + held);
+            held = slot;
+            if (++slot == plan.n_stages)
+                slot = 0, parity ^= 1;
+        }
+        wgmma_wait<0>();
+        wgmma_sums<TOKENS>(c);
+        if (lane == 0)
+            barrier_arrive(ring.empty + held);
+        held = -1;
+        if (warp < plan.n_units)
+            store<Y, TOKENS, ENDING>(c, plan, bias, y, ((int64_t)tile * plan.n_units + warp) * UNIT + lane / 4,
+                                     (int)blockIdx.y * TOKENS + lane % 4 * 2);
+    }
+}
+
 /* The operands of 32 k-values, in registers. */
 template <int TOKENS> struct operands {
-    uint32_t w[2][4], x[2 * deal<TOKENS>::BLOCKS * 2];
+    uint32_t w[2][4], x[2 * deal<TOKENS, GATED>::BLOCKS * 2];
 };
 
 /* w: the lane's row of a box, x: the warp's rows, half: which 32 of its 64 k-values. */
@@ -97,7 +181,8 @@ __device__ __forceinline__ void load_operands(struct operands<TOKENS> &o, uint32
 {
     for (int kk = 0; kk < 2; kk++)
         load_matrices(o.w[kk], w + ((half * 4 + kk * 2 + lane / 16) ^ (lane & 7)) * 16);
-    if constexpr (deal<TOKENS>::BLOCKS == 1) /* one load serves both steps of k, or one step of two blocks of rows */
+    /* One load serves both steps of k, or one step of two blocks of rows. */
+    if constexpr (deal<TOKENS, GATED>::BLOCKS == 1)
         load_matrices(o.x, x + lane % 8 * BOX_ROW_BYTES + ((half * 4 + lane / 8) ^ (lane & 7)) * 16);
     else
         for (int kk = 0; kk < 2; kk++)
@@ -108,7 +193,7 @@ __device__ __forceinline__ void load_operands(struct operands<TOKENS> &o, uint32
 template <typename T, int TOKENS>
 __device__ __forceinline__ void multiply(float (*c)[4], const struct operands<TOKENS> &o)
 {
-    const int n = deal<TOKENS>::BLOCKS;
+    const int n = deal<TOKENS, GATED>::BLOCKS;
 #pragma unroll
     for (int kk = 0; kk < 2; kk++)
 #pragma unroll
@@ -127,7 +212,7 @@ __device__ __forceinline__ void store_gated(const float (*c)[4], const struct st
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int j = 0; j < deal<TOKENS>::BLOCKS; j++) {
+        for (int j = 0; j < deal<TOKENS, GATED>::BLOCKS; j++) {
             int row = first_row + j * 8 + i;
             Y gate = from_float<Y>(bias ? c[j][i] + gate_shift : c[j][i]);
             Y factor = from_float<Y>(bias ? c[j][i + 2] + shift : c[j][i + 2]);
@@ -136,36 +221,17 @@ __device__ __forceinline__ void store_gated(const float (*c)[4], const struct st
         }
 }
 
-template <typename Y, int TOKENS, enum ending ENDING>
-__device__ __forceinline__ void store(const float (*c)[4], const struct stream_plan &plan, const float *bias, Y *y,
-                                      int64_t first_output, int first_row)
+/* A warp's unit of gated outputs of each tile, over the stages as they come.  The next operands are on their way while
+ * the last ones are multiplied: a chain of dependent products is what bounds the smallest tiles. */
+template <typename T, typename Y, int TOKENS>
+__device__ __forceinline__ void consume_gated(const struct ring &ring, const struct stream_plan &plan,
+                                              const float *bias, Y *y, int warp, int lane)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int64_t output = first_output + i / 2 * 8;
-        float shift = bias && output < plan.n ? bias[output] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < deal<TOKENS>::BLOCKS; j++) {
-            int row = first_row + j * 8 + i % 2;
-            Y value = from_float<Y>(bias ? c[j][i] + shift : c[j][i]);
-            if (output < plan.n && row < plan.rows)
-                y[row * plan.y_stride + output] = ENDING == PLAIN ? value : activated(plan.activation, value);
-        }
-    }
-}
-
-/* A warp's unit of outputs of each tile, over the stages as they come.  The next operands are on their way while the
- * last ones are multiplied: a chain of dependent products is what bounds the smallest tiles. */
-template <typename T, typename Y, int TOKENS, enum ending ENDING>
-__device__ __forceinline__ void consume(const struct ring &ring, const struct stream_plan &plan, const float *bias,
-                                        Y *y, int warp, int lane)
-{
-    using D = deal<TOKENS>;
+    using D = deal<TOKENS, GATED>;
     int unit = warp / D::GROUPS, group = warp % D::GROUPS, slot = 0, parity = 0;
     const int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES;
-    const uint32_t w_rows = shared_address(ring.stages) +
-                            (ENDING == GATED ? (unit * 8 + lane % 8) * BOX_ROW_BYTES + (lane & 8 ? w_bytes / 2 : 0)
-                                             : (unit * UNIT + lane % 16) * BOX_ROW_BYTES);
+    const uint32_t w_rows =
+        shared_address(ring.stages) + (unit * 8 + lane % 8) * BOX_ROW_BYTES + (lane & 8 ? w_bytes / 2 : 0);
     const uint32_t x_rows = shared_address(ring.stages) + w_bytes + group * D::BLOCKS * 8 * BOX_ROW_BYTES;
     for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x) {
         float c[D::BLOCKS][4] = {};
@@ -203,27 +269,23 @@ __device__ __forceinline__ void consume(const struct ring &ring, const struct st
             }
             multiply<T, TOKENS>(c, second);
         }
-        int64_t tile_unit = (int64_t)tile * plan.n_units + unit;
-        int first_row = (int)blockIdx.y * TOKENS + group * D::BLOCKS * 8 + lane % 4 * 2;
-        if constexpr (ENDING == GATED)
-            store_gated<Y, TOKENS>(c, plan, bias, y, tile_unit * 8 + lane / 4, first_row);
-        else
-            store<Y, TOKENS, ENDING>(c, plan, bias, y, tile_unit * UNIT + lane / 4, first_row);
+        store_gated<Y, TOKENS>(c, plan, bias, y, ((int64_t)tile * plan.n_units + unit) * 8 + lane / 4,
+                               (int)blockIdx.y * TOKENS + group * D::BLOCKS * 8 + lane % 4 * 2);
     }
 }
 
 #endif
 
-template <typename T, typename Y, int TOKENS, enum ending ENDING>
-__global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
+template <typename T, typename Y, int TOKENS, ending ENDING>
+__global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32, 1)
     stream_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
                   const float *bias, Y *y, const struct stream_plan plan)
 {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    using D = deal<TOKENS>;
+#if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
     extern __shared__ __align__(1024) unsigned char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_consumers = plan.n_units * D::GROUPS;
+    int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32; /* one for all lanes */
+    int n_consumers = deal<TOKENS, ENDING>::consumers(plan.n_units);
     struct ring ring = {stages, full, empty};
     int tile_rows = plan.n_units * (ENDING == GATED ? 8 : UNIT); /* of a box */
     int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES, x_bytes = plan.n_boxes * TOKENS * BOX_ROW_BYTES;
@@ -241,11 +303,16 @@ __global__ void __launch_bounds__(deal<TOKENS>::MAX_THREADS, 1)
     let_next_begin();
     if (warp < n_consumers) {
         wait_for_previous(); /* y may still be read by the operation before */
-        consume<T, Y, TOKENS, ENDING>(ring, plan, bias, y, warp, lane);
+        if constexpr (ENDING == GATED)
+            consume_gated<T, Y, TOKENS>(ring, plan, bias, y, warp, lane);
+        else
+            consume<T, Y, TOKENS, ENDING>(ring, plan, bias, y, warp, lane);
     } else if (warp == n_consumers && lane == 0) {
+        prefetch_map(&w_map);
         feed(ring, plan, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
              ENDING == GATED ? (int)plan.n : 0);
     } else if (warp > n_consumers && lane == 0) {
+        prefetch_map(&x_map);
         wait_for_previous(); /* x may still be written */
         feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
     }
@@ -268,17 +335,17 @@ static CUresult encode(CUtensorMap *map, enum dskv_dtype dtype, const void *data
 }
 
 /* The tile that gives the busiest multiprocessor the least to read: weights, and x again for each tile, from nearer. */
-template <int TOKENS>
-static struct stream_plan make_plan(const struct dskv_matmul *p, enum ending ending, int n_multiprocessors)
+template <int TOKENS, ending ENDING>
+static struct stream_plan make_plan(const struct dskv_matmul *p, int n_multiprocessors)
 {
     struct stream_plan plan = {};
-    int unit = ending == GATED ? 8 : UNIT, least = INT_MAX;
-    plan.n = ending == GATED ? p->w->n / 2 : p->w->n;
+    int unit = ENDING == GATED ? 8 : UNIT, least = INT_MAX;
+    plan.n = ENDING == GATED ? p->w->n / 2 : p->w->n;
     plan.y_stride = p->y.stride;
     plan.rows = (int)p->x.rows;
     plan.n_k_boxes = (int)(p->w->k / BOX_K);
     int n_units = (int)((plan.n + unit - 1) / unit);
-    for (int tile = 2; tile <= deal<TOKENS>::MAX_UNITS; tile++) {
+    for (int tile = 2; tile <= deal<TOKENS, ENDING>::MAX_UNITS; tile++) {
         int n_tiles = (n_units + tile - 1) / tile;
         int rows = (n_tiles + n_multiprocessors - 1) / n_multiprocessors * (tile * UNIT + TOKENS / 2);
         if (rows < least) {
@@ -288,17 +355,18 @@ static struct stream_plan make_plan(const struct dskv_matmul *p, enum ending end
         }
     }
     int w_box_bytes = plan.n_units * UNIT * BOX_ROW_BYTES, box_bytes = w_box_bytes + TOKENS * BOX_ROW_BYTES;
-    plan.n_boxes = std::min(
-        {std::max(STAGE_WEIGHT_BYTES / w_box_bytes, 1), SHARED_BYTES / MIN_STAGES / box_bytes, plan.n_k_boxes});
-    plan.n_stages = std::min(SHARED_BYTES / (plan.n_boxes * box_bytes), (int)MAX_STAGES);
+    int ring_bytes = ENDING == GATED ? SHARED_BYTES : SHARED_BYTES - SPARE_BYTES;
+    plan.n_boxes =
+        std::min({std::max(STAGE_WEIGHT_BYTES / w_box_bytes, 1), ring_bytes / MIN_STAGES / box_bytes, plan.n_k_boxes});
+    plan.n_stages = std::min(ring_bytes / (plan.n_boxes * box_bytes), (int)MAX_STAGES);
     return plan;
 }
 
 /* p->y: where the ending writes. */
-template <typename T, typename Y, int TOKENS, enum ending ENDING>
+template <typename T, typename Y, int TOKENS, ending ENDING>
 static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
-    struct stream_plan plan = make_plan<TOKENS>(p, ENDING, cuda->n_multiprocessors);
+    struct stream_plan plan = make_plan<TOKENS, ENDING>(p, cuda->n_multiprocessors);
     plan.activation = activation;
     CUtensorMap w_map, x_map;
     int64_t k_padded = dskv_cuda_padded(p->w->k);
@@ -307,13 +375,13 @@ static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, e
         encode(&x_map, p->x.dtype, p->x.data, p->x.rows, p->w->k, p->x.stride, TOKENS, plan.n_boxes) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;
     dim3 grid((unsigned)std::min(plan.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
-    dim3 block((unsigned)(plan.n_units * deal<TOKENS>::GROUPS + 2) * 32);
+    dim3 block((unsigned)(deal<TOKENS, ENDING>::consumers(plan.n_units) + 2) * 32);
     queue_kernel(&cuda->base, "matmul", stream_kernel<T, Y, TOKENS, ENDING>, grid, block, SHARED_BYTES, w_map, x_map,
                  p->bias, (Y *)p->y.data, plan);
     return cudaSuccess;
 }
 
-template <typename T, typename Y, enum ending ENDING>
+template <typename T, typename Y, ending ENDING>
 static cudaError_t launch_rows(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
     if (p->x.rows <= 8)
@@ -323,7 +391,7 @@ static cudaError_t launch_rows(struct dskv_cuda *cuda, const struct dskv_matmul 
     return launch<T, Y, 32, ENDING>(cuda, p, activation);
 }
 
-template <typename T, typename Y, enum ending ENDING> static bool allow_shared(void)
+template <typename T, typename Y, ending ENDING> static bool allow_shared(void)
 {
     auto allow = [](auto kernel) {
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES) == cudaSuccess;
@@ -337,8 +405,8 @@ template <typename T> static bool allow_all(void)
            allow_shared<T, T, GATED>();
 }
 
-/* What was compiled counts, not the GPU: code for an older one, compiled anew for a newer, has no copies in it, and no
- * waits for the kernel ahead. */
+/* What was compiled counts, not the GPU: code for an older one, compiled anew for a newer, does not wait for the kernel
+ * ahead. */
 extern "C" int dskv_cuda_begins_early(void)
 {
     struct cudaFuncAttributes compiled;
@@ -348,9 +416,17 @@ extern "C" int dskv_cuda_begins_early(void)
     return can;
 }
 
+/* The kernel's body is compiled for 9.0 itself alone; elsewhere it is empty and has no barriers. */
+static bool has_body(void)
+{
+    struct cudaFuncAttributes compiled;
+    return cudaFuncGetAttributes(&compiled, stream_kernel<__half, __half, 8, PLAIN>) == cudaSuccess &&
+           compiled.sharedSizeBytes > 0;
+}
+
 extern "C" int dskv_cuda_matmul_stream_open(void)
 {
-    bool can = dskv_cuda_begins_early() && find_encode() && allow_all<__half>() && allow_all<__nv_bfloat16>();
+    bool can = has_body() && find_encode() && allow_all<__half>() && allow_all<__nv_bfloat16>();
     (void)cudaGetLastError(); /* a refusal is an answer */
     return can;
 }

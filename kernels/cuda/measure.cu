@@ -27,6 +27,7 @@ extern "C" void dskv_cuda_weight_fill_noise(struct dskv_device *device, struct d
             (W *)weight->data + first * stride, stride, weight->k, seed, first_output, first_input);
     });
     launched(device, "noise");
+    dskv_cuda_of(device)->next_waits = 1; /* kernels may read weights ahead of their turn */
 }
 
 enum { READ_THREADS = 512, READ_LOADS = 4 };

@@ -1,8 +1,9 @@
 /* The CUDA device against the CPU device, operation by operation, and the promises about bits on it.
  *
- *     test_kernels_cuda [KIND]
+ *     test_kernels_cuda [KIND [PART]]
  *
- * KIND is the device under test, "cuda" unless said otherwise; exit code 77: there is none here.
+ * KIND is the device under test, "cuda" unless said otherwise; PART: only tests whose names have it in them, for a
+ * sanitizer.  Exit code 77: there is no such device here.
  */
 #include "kernels/test_cuda.h"
 
@@ -26,7 +27,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (const struct dskv_test *test = parts[i]; test->name; test++) {
             DSKV_ASSERT(n < MAX_TESTS - 1, "%zu tests", n);
-            all[n++] = *test;
+            if (argc <= 2 || strstr(test->name, argv[2]))
+                all[n++] = *test;
         }
     test_cuda_open(options.kind);
     int failures = dskv_run_tests("kernels.cuda", all);
