@@ -151,7 +151,8 @@ static enum dskv_exit open_pool(struct dskv_engine *engine, const struct dskv_en
 static size_t count_slot_bytes(const struct dskv_engine *engine)
 {
     const struct dskv_engine_info *info = &engine->info;
-    size_t forward = dskv_forward_slot_bytes(&info->model, engine->device, info->n_ranks, info->bounds.max_tokens);
+    size_t forward = dskv_forward_slot_bytes(&info->model, engine->device, info->activation_dtype, info->n_ranks,
+                                             info->bounds.max_tokens);
     return forward > engine->piece_bytes ? forward : engine->piece_bytes;
 }
 

@@ -58,10 +58,10 @@ struct step {
     struct dskv_select_rows rows;
 };
 
-size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
-                               int32_t max_tokens)
+size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device,
+                               enum dskv_dtype activation_dtype, int32_t n_ranks, int32_t max_tokens)
 {
-    size_t sums = (size_t)max_tokens * (size_t)model->width * dskv_dtype_bytes(DSKV_F32);
+    size_t sums = (size_t)max_tokens * (size_t)model->width * dskv_dtype_bytes(activation_dtype);
     size_t rows = dskv_select_slot_bytes(model, device, n_ranks, max_tokens);
     return sums > rows ? sums : rows;
 }

@@ -26,8 +26,8 @@ struct dskv_forward_parts {
 };
 
 /* Bytes of a comm slot that steps with these bounds need; the same on every rank. */
-size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device, int32_t n_ranks,
-                               int32_t max_tokens);
+size_t dskv_forward_slot_bytes(const struct dskv_model *model, const struct dskv_device *device,
+                               enum dskv_dtype activation_dtype, int32_t n_ranks, int32_t max_tokens);
 
 struct dskv_forward;
 
