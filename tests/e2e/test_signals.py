@@ -243,7 +243,7 @@ def test_dskvd_run_passes_signals_on(launcher, which):
 
 
 def test_dskvd_run_gives_the_exit_code(launcher):
-    process = launcher.start("-np", 2, "--model", "/nowhere")
+    process = launcher.start("-np", 2, "--model", "/nowhere", "--listen", f"ipc://{launcher.place.directory}/d")
     assert process.wait(20) == 3
     assert launcher.start("-np", "x").wait(5) == 2
     assert launcher.start("--version").wait(5) == 0

@@ -56,7 +56,7 @@ def test_measures_operations_by_themselves(tmp_path, model, rotates):
     layer, few = [1, 8, 16, 32, 64, 70], [1, 8, 16, 32, 64]
     assert {name: list(rows) for name, rows in found.items()} == {
         "qkv": layer, "rotary, kv write": layer, "attention, one sequence": layer,
-        "attention, a sequence a row": [1, 8], "o": layer, "residual, norm": layer, "up": layer, "activate": layer,
+        "attention, a sequence a row": [1, 8], "o": layer, "residual, norm": layer, "up, activate": layer,
         "down": layer, "head": few, "select": few, "sample": few, "sample, top-k and top-p": few}
     config = json.loads((MODELS / model / "config.json").read_text())
     width = config.get("hidden_size") or config["n_embd"]
