@@ -12,6 +12,7 @@
 
 #define DEFAULT_ENDPOINT "tcp://127.0.0.1:5560"
 #define DEFAULT_TIMEOUT_MS 30000
+#define DEFAULT_CONNECT_TIMEOUT_MS 5000
 #define CLOSE_TIMEOUT_MS 1000
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
@@ -112,7 +113,7 @@ enum dskv_code dskv_client_hello(struct dskv_client *client, struct dskv_error *
     struct dskv_request request = {
         .op = DSKV_OP_HELLO, .hello = {.client = "libdskv", .n_versions = 1, .versions = {DSKV_PROTOCOL_VERSION}}};
     struct dskv_event event;
-    enum dskv_code code = dskv_call_run(client, &request, 0, &event, error);
+    enum dskv_code code = dskv_call_run(client, &request, client->connect_timeout_ms, &event, error);
     if (code)
         return code;
     client->session = event.hello.session;
@@ -138,6 +139,7 @@ enum dskv_code dskv_connect(const struct dskv_connect_options *options, struct d
     made->n_references = 1;
     made->next_id = 1;
     made->timeout_ms = own.timeout_ms ? own.timeout_ms : DEFAULT_TIMEOUT_MS;
+    made->connect_timeout_ms = own.connect_timeout_ms ? own.connect_timeout_ms : DEFAULT_CONNECT_TIMEOUT_MS;
     code = dskv_link_open(endpoint, &made->link, error);
     if (!code)
         code = dskv_client_hello(made, error);

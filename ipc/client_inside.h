@@ -30,7 +30,7 @@ struct dskv_call {
 
 struct dskv_client {
     struct dskv_link *link; /* null once closed */
-    int32_t timeout_ms;
+    int32_t timeout_ms, connect_timeout_ms;
     int32_t n_references; /* the caller's, and one for each handle and stream: the memory lives until the last */
     struct dskv_id session;
     int has_session;

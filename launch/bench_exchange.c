@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/version.h"
 #include "parallel/engine.h"
-#include "parallel/exchange.h"
+#include "parallel/sums.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include <string.h>
 
 struct options {
-    struct dskv_exchange_options measure;
+    struct dskv_sums_options measure;
     const char *json;
     int help;
 };
@@ -72,23 +72,35 @@ static enum dskv_exit parse(int argc, char **argv, struct options *options, stru
     return code;
 }
 
-static void print_report(const struct dskv_exchange_report *report, int n_ranks, int32_t width)
+/* A time, or a dash where there is none. */
+static void print_us(double us)
+{
+    if (us > 0)
+        printf(" %9.2f", us);
+    else
+        printf(" %9s", "-");
+}
+
+static void print_report(const struct dskv_sums_report *report, int n_ranks, int32_t width)
 {
     printf("%d rank%s, comm %s, %s, rows of %d %s; us, medians\n\n", n_ranks, n_ranks == 1 ? "" : "s", report->comm,
            report->device, width, dskv_dtype_name(report->dtype));
     printf("%8s %6s %9s %9s %9s %9s %9s %9s %9s %8s\n", "KB", "rows", "sum", "+ norm", "norm", "nccl", "+ norm",
            "window", "+ norm", "differ");
     for (int i = 0; i < report->n_points; i++) {
-        const struct dskv_exchange_point *p = &report->points[i];
-        printf("%8zu %6lld %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %8lld\n", p->bytes >> 10, (long long)p->rows,
-               p->sum_us, p->add_us, p->then_us, p->nccl_us, p->nccl_add_us, p->window_us, p->window_add_us,
-               (long long)p->n_differing);
+        const struct dskv_sums_point *p = &report->points[i];
+        const double times[] = {p->sum_us,      p->add_us,    p->then_us,      p->nccl_us,
+                                p->nccl_add_us, p->window_us, p->window_add_us};
+        printf("%8zu %6lld", p->bytes >> 10, (long long)p->rows);
+        for (size_t j = 0; j < sizeof times / sizeof *times; j++)
+            print_us(times[j]);
+        printf(" %8lld\n", (long long)p->n_differing);
     }
     puts("\nnorm: the residual and the norm; nccl: ncclAllReduce; window: the same in memory that all GPUs reach");
 }
 
-static enum dskv_exit write_report(const struct dskv_exchange_report *report, int n_ranks, int32_t width,
-                                   const char *path, struct dskv_error *error)
+static enum dskv_exit write_report(const struct dskv_sums_report *report, int n_ranks, int32_t width, const char *path,
+                                   struct dskv_error *error)
 {
     FILE *file = fopen(path, "w");
     if (!file)
@@ -98,7 +110,7 @@ static enum dskv_exit write_report(const struct dskv_exchange_report *report, in
             "  \"dtype\": \"%s\",\n  \"width\": %d,\n  \"points\": [\n",
             DSKV_VERSION, n_ranks, report->comm, report->device, dskv_dtype_name(report->dtype), width);
     for (int i = 0; i < report->n_points; i++) {
-        const struct dskv_exchange_point *p = &report->points[i];
+        const struct dskv_sums_point *p = &report->points[i];
         fprintf(file,
                 "    {\"bytes\": %zu, \"rows\": %lld, \"sum_us\": %.3f, \"add_us\": %.3f, \"then_us\": %.3f, "
                 "\"nccl_us\": %.3f, \"nccl_add_us\": %.3f, \"window_us\": %.3f, \"window_add_us\": %.3f, "
@@ -116,12 +128,12 @@ static enum dskv_exit write_report(const struct dskv_exchange_report *report, in
 static enum dskv_exit bench(const struct options *options, struct dskv_error *error)
 {
     int rank = 0, n_ranks = 1;
-    struct dskv_exchange_report report;
+    struct dskv_sums_report report;
     enum dskv_exit code = dskv_parallel_start(&rank, &n_ranks, error);
     if (code)
         return code;
     dskv_log_open(DSKV_LOG_WARNING, rank);
-    code = dskv_exchange_measure(&options->measure, &report, error);
+    code = dskv_sums_measure(&options->measure, &report, error);
     if (!code && rank == 0) {
         print_report(&report, n_ranks, options->measure.width);
         if (options->json)

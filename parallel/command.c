@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- giving and taking commands ------------------------------------------------------------------------------------
- */
+/* ---- giving and taking commands ---------------------------------------------------------------- */
 
 enum dskv_exit dskv_engine_told(const struct dskv_answer *answer, int32_t rank, struct dskv_error *error)
 {
@@ -55,14 +54,14 @@ static enum dskv_exit answer_steps(struct dskv_engine *engine)
 {
     struct dskv_watch watch = dskv_watch_begin(&engine->segment.peers);
     while (dskv_engine_under_way(engine) && !dskv_stream_has_next(engine->stream)) {
-        if (!dskv_step_has_ended(engine)) {
+        if (!dskv_rank_has_ended(engine)) {
             if (dskv_watch_pause(&watch) == 0) /* another rank's loss is for rank 0 to find and to tell */
                 return DSKV_EXIT_RANK_LOST;
             continue;
         }
         const struct dskv_row_result *results;
         struct dskv_error error = {0};
-        enum dskv_exit code = dskv_step_collect(engine, dskv_stream_answer(engine->stream), &results, &error);
+        enum dskv_exit code = dskv_rank_collect(engine, dskv_stream_answer(engine->stream), &results, &error);
         if (answer(engine, code, &error))
             return code;
         watch = dskv_watch_begin(&engine->segment.peers);
@@ -79,7 +78,7 @@ enum dskv_exit dskv_engine_work(struct dskv_engine *engine)
         if (!command)
             return code ? code : DSKV_EXIT_RANK_LOST;
         if (command->kind == DSKV_COMMAND_STEP) {
-            dskv_step_submit(engine, (const void *)(dskv_engine_payload(engine, 0) + command->offset));
+            dskv_rank_submit(engine, (const void *)(dskv_engine_payload(engine, 0) + command->offset));
             continue;
         }
         int last = command->kind == DSKV_COMMAND_STOP;
@@ -117,8 +116,7 @@ char *dskv_engine_payload(const struct dskv_engine *engine, uint32_t which)
     return (char *)dskv_stream_payload(engine->stream) + which * engine->plan_bytes;
 }
 
-/* ---- pieces of KV --------------------------------------------------------------------------------------------------
- */
+/* ---- pieces of KV ------------------------------------------------------------------------------ */
 
 size_t dskv_engine_kv_piece_bytes(const struct dskv_engine *engine, const struct dskv_kv_piece *piece,
                                   enum dskv_dtype dtype)

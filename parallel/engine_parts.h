@@ -11,7 +11,7 @@
 #include "parallel/weights.h"
 
 /* Steps that are submitted and not collected, at most. */
-#define DSKV_STEPS_UNDER_WAY DSKV_STREAM_DEPTH
+_Static_assert(DSKV_STEPS_UNDER_WAY == DSKV_STREAM_DEPTH, "every step under way has its place in the stream");
 
 /* A step that was submitted on this rank and not yet collected. */
 struct dskv_step_under_way {
@@ -74,11 +74,11 @@ size_t dskv_piece_heads_bytes(const struct dskv_engine *engine, const struct dsk
 uint32_t dskv_engine_under_way(const struct dskv_engine *engine);
 
 /* Any rank: queues a step on this rank's device.  What fails here is told by the collect. */
-void dskv_step_submit(struct dskv_engine *engine, const struct dskv_plan *plan);
+void dskv_rank_submit(struct dskv_engine *engine, const struct dskv_plan *plan);
 /* Without waiting: whether the oldest step under way has ended on this rank, well or not. */
-int dskv_step_has_ended(const struct dskv_engine *engine);
+int dskv_rank_has_ended(const struct dskv_engine *engine);
 /* Waits until it has, counts it, and fills in this rank's answer; *results gets its rows, where rows are selected. */
-enum dskv_exit dskv_step_collect(struct dskv_engine *engine, struct dskv_answer *answer,
+enum dskv_exit dskv_rank_collect(struct dskv_engine *engine, struct dskv_answer *answer,
                                  const struct dskv_row_result **results, struct dskv_error *error);
 
 /* Rank 0: a failure that another rank's answer tells of. */

@@ -2,7 +2,7 @@
  *
  * A family is a reader of config.json that fills struct dskv_model, and a table of the names that its weight files use.
  * The forward pass is written once, over the model's shape; a family adds no code to it.  Adding one: families/NAME.c
- * with a reader and a table, and its line in family.c.
+ * with a reader and a table, and its lines here, in family.c and in CMakeLists.txt.
  */
 #ifndef DSKV_PARALLEL_FAMILY_H
 #define DSKV_PARALLEL_FAMILY_H

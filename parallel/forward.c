@@ -35,7 +35,7 @@ struct dskv_forward {
     /* Null where the device reads host memory: the plan there, and the places that it comes from. */
     struct dskv_plan *device_plan;
     struct dskv_turns plans;
-    struct under_way steps[2];
+    struct under_way steps[DSKV_STEPS_UNDER_WAY];
     uint32_t n_submitted, n_collected;
 };
 
@@ -48,8 +48,8 @@ struct shape {
     struct dskv_select_chunk chunk;
 };
 
-/* A pass: its shape, and the plan's sections in device memory. */
-struct step {
+/* What a pass runs on: its shape, and the plan's sections in device memory. */
+struct pass {
     struct shape shape;
     size_t plan_bytes;
     const int32_t *ids, *positions, *slots, *tables;
@@ -202,12 +202,12 @@ static enum dskv_exit add_partials(const struct dskv_forward *f, int64_t rows, c
 }
 
 /* x = token embeddings, each from the rank that holds it, + position embeddings, which rank 0 adds to its partial. */
-static enum dskv_exit embed(const struct dskv_forward *f, const struct step *step, struct dskv_error *error)
+static enum dskv_exit embed(const struct dskv_forward *f, const struct pass *pass, struct dskv_error *error)
 {
-    int64_t rows = step->shape.rows;
+    int64_t rows = pass->shape.rows;
     struct dskv_tensor none = {0}, sum, x = buffer(f, f->x, rows, f->parts.model->width);
-    struct dskv_embed p = {.ids = step->ids,
-                           .positions = step->positions,
+    struct dskv_embed p = {.ids = pass->ids,
+                           .positions = pass->positions,
                            .drawn = dskv_select_drawn(f->select),
                            .table = f->parts.weights->embedding,
                            .first = f->parts.shard->first_vocab,
@@ -226,23 +226,23 @@ static enum dskv_exit embed(const struct dskv_forward *f, const struct step *ste
 }
 
 /* Keys and values to their slots; queries and keys are rotated on the way, where the model rotates. */
-static void store(const struct dskv_forward *f, const struct step *step, int32_t layer, struct dskv_tensor q_and_k,
+static void store(const struct dskv_forward *f, const struct pass *pass, int32_t layer, struct dskv_tensor q_and_k,
                   struct dskv_tensor k, struct dskv_tensor v)
 {
     const struct dskv_model *m = f->parts.model;
     struct dskv_rope_kv_write p = {.rope = {.style = m->rope_style,
-                                            .positions = step->positions,
+                                            .positions = pass->positions,
                                             .cos = f->parts.weights->rope_cos,
                                             .sin = f->parts.weights->rope_sin,
                                             .rotary_dim = m->positions == DSKV_POSITIONS_ROTARY ? m->rotary_dim : 0,
                                             .head_dim = m->head_dim,
                                             .n_heads = (int32_t)(q_and_k.cols / m->head_dim),
                                             .x = q_and_k},
-                                   .write = {f->parts.kv, layer, step->slots, k, v}};
+                                   .write = {f->parts.kv, layer, pass->slots, k, v}};
     dskv_op_rope_kv_write(f->parts.device, &p);
 }
 
-static void attend(const struct dskv_forward *f, const struct step *step, int32_t layer, struct dskv_tensor q,
+static void attend(const struct dskv_forward *f, const struct pass *pass, int32_t layer, struct dskv_tensor q,
                    struct dskv_tensor out)
 {
     const struct dskv_model *m = f->parts.model;
@@ -252,21 +252,21 @@ static void attend(const struct dskv_forward *f, const struct step *step, int32_
                                    m->scale_by_layer ? m->attention_scale / (float)(layer + 1) : m->attention_scale,
                                .n_heads_local = f->parts.shard->n_heads_local,
                                .kv_head_of_head = f->kv_head_of_head,
-                               .work = step->work,
-                               .n_work = step->shape.n_work,
-                               .max_keys = step->shape.max_keys,
-                               .tables = step->tables,
+                               .work = pass->work,
+                               .n_work = pass->shape.n_work,
+                               .max_keys = pass->shape.max_keys,
+                               .tables = pass->tables,
                                .q = q,
                                .out = out};
     dskv_op_attention(f->parts.device, &p);
 }
 
 /* x += o(attention(h)), h = norm2(x) */
-static enum dskv_exit attention_part(const struct dskv_forward *f, const struct step *step, int32_t layer,
+static enum dskv_exit attention_part(const struct dskv_forward *f, const struct pass *pass, int32_t layer,
                                      struct dskv_error *error)
 {
     const struct dskv_layer_weights *w = &f->parts.weights->layers[layer];
-    int64_t rows = step->shape.rows, head_dim = f->parts.model->head_dim;
+    int64_t rows = pass->shape.rows, head_dim = f->parts.model->head_dim;
     int64_t q_cols = f->parts.shard->n_heads_local * head_dim, kv_cols = f->parts.shard->n_kv_heads_local * head_dim;
     struct dskv_tensor h = buffer(f, f->h, rows, f->parts.model->width);
     struct dskv_tensor qkv = buffer(f, f->wide, rows, q_cols + 2 * kv_cols);
@@ -276,20 +276,20 @@ static enum dskv_exit attention_part(const struct dskv_forward *f, const struct 
     struct dskv_tensor heads = buffer(f, f->narrow, rows, q_cols);
 
     matmul(f, h, w->qkv, w->qkv_bias, qkv);
-    store(f, step, layer, dskv_tensor_cols(qkv, 0, q_cols + kv_cols), k, v);
-    attend(f, step, layer, q, heads);
+    store(f, pass, layer, dskv_tensor_cols(qkv, 0, q_cols + kv_cols), k, v);
+    attend(f, pass, layer, q, heads);
     matmul(f, heads, w->o, NULL, partial(f, rows));
     return add_partials(f, rows, w->o_bias, w->norm2_weight, w->norm2_bias, error);
 }
 
 /* x += down(act(up(h))), h = norm1(x) of the next layer, after the last one the final norm */
-static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *step, int32_t layer,
+static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct pass *pass, int32_t layer,
                                struct dskv_error *error)
 {
     const struct dskv_model *m = f->parts.model;
     const struct dskv_layer_weights *w = &f->parts.weights->layers[layer];
     int is_last = layer + 1 == m->n_layers;
-    int64_t rows = step->shape.rows, mlp = f->parts.shard->n_mlp_local;
+    int64_t rows = pass->shape.rows, mlp = f->parts.shard->n_mlp_local;
     struct dskv_tensor h = buffer(f, f->h, rows, m->width);
     struct dskv_tensor up = buffer(f, f->wide, rows, m->gated ? 2 * mlp : mlp);
     struct dskv_tensor act = buffer(f, f->narrow, rows, mlp);
@@ -303,24 +303,24 @@ static enum dskv_exit mlp_part(const struct dskv_forward *f, const struct step *
 
 /* A step but for its further chunks: the plan comes in, blocks are copied, the transformer runs over the rows, the
  * first chunk of what is wanted of them is computed and reported. */
-static enum dskv_exit pass(const struct dskv_forward *f, const struct step *step, struct dskv_error *error)
+static enum dskv_exit run_pass(const struct dskv_forward *f, const struct pass *pass, struct dskv_error *error)
 {
-    const struct shape *shape = &step->shape;
-    struct dskv_receive receive = {f->plans, f->device_plan, step->plan_bytes};
-    struct dskv_kv_copy copy = {f->parts.kv, step->copies, shape->n_copies};
+    const struct shape *shape = &pass->shape;
+    struct dskv_receive receive = {f->plans, f->device_plan, pass->plan_bytes};
+    struct dskv_kv_copy copy = {f->parts.kv, pass->copies, shape->n_copies};
     enum dskv_exit code = DSKV_EXIT_OK;
     if (f->device_plan)
         dskv_op_receive(f->parts.device, &receive);
     dskv_op_kv_copy(f->parts.device, &copy);
     if (shape->rows)
-        code = embed(f, step, error);
+        code = embed(f, pass, error);
     for (int32_t layer = 0; shape->rows && !code && layer < f->parts.model->n_layers; layer++) {
-        code = attention_part(f, step, layer, error);
+        code = attention_part(f, pass, layer, error);
         if (!code)
-            code = mlp_part(f, step, layer, error);
+            code = mlp_part(f, pass, layer, error);
     }
     if (!code && shape->chunk.n_rows)
-        code = dskv_select_compute(f->select, &shape->chunk, &step->rows,
+        code = dskv_select_compute(f->select, &shape->chunk, &pass->rows,
                                    buffer(f, f->h, shape->rows, f->parts.model->width), error);
     if (!code)
         dskv_select_report(f->select, &shape->chunk, shape->is_last);
@@ -378,37 +378,42 @@ static const void *section_at(const struct dskv_plan *device_plan, const struct 
 }
 
 /* Queues the pass: again as it was recorded, or recording it, or operation by operation. */
-static enum dskv_exit queue_pass(struct dskv_forward *f, const struct step *step, struct dskv_error *error)
+static enum dskv_exit queue_pass(struct dskv_forward *f, const struct pass *pass, struct dskv_error *error)
 {
-    _Static_assert(sizeof step->shape == DSKV_RECORDED_KEY_BYTES, "a shape is the key of a recording");
+    _Static_assert(sizeof pass->shape == DSKV_RECORDED_KEY_BYTES, "a shape is the key of a recording");
     const struct dskv_recording *known = NULL;
     int is_due = 0;
-    if (f->recorded && step->shape.rows <= MAX_RECORDED_ROWS)
-        known = dskv_recorded_find(f->recorded, &step->shape, &is_due);
+    if (f->recorded && pass->shape.rows <= MAX_RECORDED_ROWS)
+        known = dskv_recorded_find(f->recorded, &pass->shape, &is_due);
     if (!known && is_due && dskv_device_record_begin(f->parts.device)) {
-        enum dskv_exit code = pass(f, step, error);
+        enum dskv_exit code = run_pass(f, pass, error);
         struct dskv_recording *recording = dskv_device_record_end(f->parts.device);
-        if (code || !recording)
-            return code ? code : dskv_device_sync(f->parts.device, error) ? DSKV_EXIT_DEVICE : DSKV_EXIT_BUG;
+        if (code)
+            return code;
+        if (!recording && dskv_device_sync(f->parts.device, error))
+            return DSKV_EXIT_DEVICE;
+        if (!recording)
+            return dskv_fail_exit(error, DSKV_EXIT_BUG,
+                                  "a step's pass was not recorded, and the device knows no reason");
         dskv_recorded_keep(f->recorded, recording);
         known = recording;
     }
     if (!known)
-        return pass(f, step, error);
+        return run_pass(f, pass, error);
     dskv_device_replay(f->parts.device, known);
     return DSKV_EXIT_OK;
 }
 
 /* What is wanted of rows beyond the first chunk, and rows that are wanted whole. */
-static enum dskv_exit queue_further(const struct dskv_forward *f, const struct dskv_plan *plan, const struct step *step,
+static enum dskv_exit queue_further(const struct dskv_forward *f, const struct dskv_plan *plan, const struct pass *pass,
                                     struct dskv_error *error)
 {
-    struct dskv_tensor h = buffer(f, f->h, step->shape.rows, f->parts.model->width);
+    struct dskv_tensor h = buffer(f, f->h, pass->shape.rows, f->parts.model->width);
     int32_t chunk_rows = dskv_select_chunk_rows(f->select);
-    dskv_select_fetch(f->select, plan, &step->shape.chunk);
+    dskv_select_fetch(f->select, plan, &pass->shape.chunk);
     for (int32_t first = chunk_rows; first < plan->used.n_rows; first += chunk_rows) {
         struct dskv_select_chunk chunk = dskv_select_chunk_at(f->select, plan, first);
-        enum dskv_exit code = dskv_select_compute(f->select, &chunk, &step->rows, h, error);
+        enum dskv_exit code = dskv_select_compute(f->select, &chunk, &pass->rows, h, error);
         if (code)
             return code;
         dskv_select_report(f->select, &chunk, first + chunk_rows >= plan->used.n_rows);
@@ -419,9 +424,10 @@ static enum dskv_exit queue_further(const struct dskv_forward *f, const struct d
 
 enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_plan *plan, struct dskv_error *error)
 {
-    DSKV_ASSERT(f->n_submitted - f->n_collected < 2, "%u steps are under way", f->n_submitted - f->n_collected);
+    DSKV_ASSERT(f->n_submitted - f->n_collected < DSKV_STEPS_UNDER_WAY, "%u steps are under way",
+                f->n_submitted - f->n_collected);
     const struct dskv_plan *device_plan = place_plan(f, plan);
-    const struct step step = {.shape = shape_of(f, plan),
+    const struct pass pass = {.shape = shape_of(f, plan),
                               .plan_bytes = plan->bytes,
                               .ids = section_at(device_plan, plan, DSKV_PLAN_IDS),
                               .positions = section_at(device_plan, plan, DSKV_PLAN_POSITIONS),
@@ -432,9 +438,9 @@ enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_pla
                               .rows = {.tokens = section_at(device_plan, plan, DSKV_PLAN_ROW_TOKENS),
                                        .targets = section_at(device_plan, plan, DSKV_PLAN_ROW_TARGETS),
                                        .sampling = section_at(device_plan, plan, DSKV_PLAN_SAMPLING)}};
-    enum dskv_exit code = queue_pass(f, &step, error);
+    enum dskv_exit code = queue_pass(f, &pass, error);
     if (!code)
-        code = queue_further(f, plan, &step, error);
+        code = queue_further(f, plan, &pass, error);
     f->steps[f->n_submitted++ % 2] = (struct under_way){plan, dskv_device_mark(f->parts.device)};
     return code;
 }

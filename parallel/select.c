@@ -21,7 +21,8 @@ struct dskv_select_state {
     float *full;       /* [chunk_rows, vocab]: whole rows, gathered from several shards */
     int32_t *in_order; /* [chunk_rows]: 0, 1, 2 ... */
     void *scratch;     /* of dskv_op_sample */
-    int selects;       /* this rank chooses and draws; the rest is null elsewhere */
+    int selects; /* this rank chooses and draws; elsewhere scratch, full, in_order, logits, results and top-k are null
+                  */
     /* Places: times, then of each chunk every shard's word and the tokens that were drawn. */
     struct dskv_turns reports;
     size_t reported; /* bytes of the step that is being queued */
@@ -44,7 +45,7 @@ static size_t aligned(size_t bytes)
     return (bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
 }
 
-/* The word is all before the logits. */
+/* A shard's word on the chunk: stats, best values, best ids; all that lies before the logits. */
 static struct slot_layout slot_layout(int64_t rows, int32_t k)
 {
     struct slot_layout layout;
@@ -161,7 +162,8 @@ enum dskv_exit dskv_select_open(const struct dskv_forward_parts *parts, struct d
     s->memory = dskv_device_alloc(parts->device, s->memory_bytes);
     if (!s->memory || !alloc_places(s) || (s->selects && !alloc_results(s))) {
         dskv_select_close(&s);
-        return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %d rows of logits", (int)parts->max_logit_rows);
+        return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for %d rows of logits: lower --max-batch-tokens",
+                              (int)parts->max_logit_rows);
     }
     place_buffers(s);
     fill_in_order(s);

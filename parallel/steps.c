@@ -17,15 +17,14 @@ uint32_t dskv_engine_under_way(const struct dskv_engine *engine)
     return engine->n_submitted - engine->n_collected;
 }
 
-/* ---- inside a rank ------------------------------------------------------------------------------------------------
- */
+/* ---- inside a rank ----------------------------------------------------------------------------- */
 
 static struct dskv_step_under_way *oldest_step(struct dskv_engine *engine)
 {
     return &engine->steps_under_way[engine->n_collected % DSKV_STEPS_UNDER_WAY];
 }
 
-void dskv_step_submit(struct dskv_engine *engine, const struct dskv_plan *plan)
+void dskv_rank_submit(struct dskv_engine *engine, const struct dskv_plan *plan)
 {
     DSKV_ASSERT(dskv_engine_under_way(engine) < DSKV_STEPS_UNDER_WAY, "%u steps are under way",
                 dskv_engine_under_way(engine));
@@ -34,7 +33,7 @@ void dskv_step_submit(struct dskv_engine *engine, const struct dskv_plan *plan)
     step->code = dskv_forward_submit(engine->forward, plan, &step->error);
 }
 
-int dskv_step_has_ended(const struct dskv_engine *engine)
+int dskv_rank_has_ended(const struct dskv_engine *engine)
 {
     return engine->steps_under_way[engine->n_collected % DSKV_STEPS_UNDER_WAY].code ||
            dskv_forward_reached(engine->forward);
@@ -50,7 +49,7 @@ static void hash_step(const struct dskv_plan *plan, const struct dskv_row_result
     memcpy(answer->data, &hashes, sizeof hashes);
 }
 
-enum dskv_exit dskv_step_collect(struct dskv_engine *engine, struct dskv_answer *answer,
+enum dskv_exit dskv_rank_collect(struct dskv_engine *engine, struct dskv_answer *answer,
                                  const struct dskv_row_result **results, struct dskv_error *error)
 {
     struct dskv_step_under_way *step = oldest_step(engine);
@@ -69,8 +68,7 @@ enum dskv_exit dskv_step_collect(struct dskv_engine *engine, struct dskv_answer 
     return DSKV_EXIT_OK;
 }
 
-/* ---- rank 0: plans ------------------------------------------------------------------------------------------------
- */
+/* ---- rank 0: plans ----------------------------------------------------------------------------- */
 
 struct dskv_plan *dskv_engine_plan(struct dskv_engine *engine, const struct dskv_plan_sizes *need)
 {
@@ -129,8 +127,7 @@ static void note_rows(struct dskv_engine *engine, const struct dskv_plan *plan)
     }
 }
 
-/* ---- rank 0: submit and collect -----------------------------------------------------------------------------------
- */
+/* ---- rank 0: submit and collect ---------------------------------------------------------------- */
 
 enum dskv_exit dskv_engine_submit(struct dskv_engine *engine, const struct dskv_plan *plan, struct dskv_error *error)
 {
@@ -146,7 +143,7 @@ enum dskv_exit dskv_engine_submit(struct dskv_engine *engine, const struct dskv_
                                    .offset = (uint64_t)((const char *)shared - dskv_engine_payload(engine, 0)),
                                    .bytes = shared->bytes};
     dskv_stream_post(engine->stream, &command);
-    dskv_step_submit(engine, shared);
+    dskv_rank_submit(engine, shared);
     const struct dskv_step_under_way *step = &engine->steps_under_way[(engine->n_submitted - 1) % DSKV_STEPS_UNDER_WAY];
     if (step->code)
         *error = step->error;
@@ -161,7 +158,7 @@ static enum dskv_exit await_step(struct dskv_engine *engine, struct dskv_error *
     if (engine->info.n_ranks == 1)
         return DSKV_EXIT_OK; /* the collect waits */
     struct dskv_watch watch = dskv_watch_begin(&engine->segment.peers);
-    while (!dskv_step_has_ended(engine)) {
+    while (!dskv_rank_has_ended(engine)) {
         int32_t failed;
         const struct dskv_answer *failure = dskv_stream_failure(engine->stream, &failed);
         if (failure)
@@ -195,7 +192,7 @@ enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv
     uint64_t rows_before = engine->rows_computed;
     enum dskv_exit code = await_step(engine, error);
     if (!code)
-        code = dskv_step_collect(engine, dskv_stream_answer(engine->stream), results, error);
+        code = dskv_rank_collect(engine, dskv_stream_answer(engine->stream), results, error);
     if (!code)
         code = dskv_engine_gather(engine, &answers, error);
     if (!code && engine->check_plans)

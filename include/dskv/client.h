@@ -58,8 +58,9 @@ struct dskv_stream; /* a generation that is being received */
 
 struct dskv_connect_options {
     size_t size;
-    const char *endpoint; /* null: the environment's DSKV_ENDPOINT, else "tcp://127.0.0.1:5560" */
-    int32_t timeout_ms;   /* of every call that names none; 0: 30000, negative: for ever */
+    const char *endpoint;       /* null: the environment's DSKV_ENDPOINT, else "tcp://127.0.0.1:5560" */
+    int32_t timeout_ms;         /* of every call that names none; 0: 30000, negative: for ever */
+    int32_t connect_timeout_ms; /* to reach the server; 0: 5000, negative: for ever */
 };
 
 /* Errors: unreachable, timeout, version_mismatch, bad_value (endpoint). */

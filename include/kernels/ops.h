@@ -4,16 +4,20 @@
  * shard is just a smaller matrix here.  Each operation takes the device and one const parameter struct; the wrappers in
  * ops.c assert every shape for all devices and, when tracing is on, print a checksum of what was written.
  *
+ * Operations on a CPU run when called; on a device with a queue they are queued in order, and dskv_device_sync waits.
+ * No operation allocates.
+ *
  * The rules of bits (the numbers are part of the contract; tests compare bits over rows, threads and vector paths):
- *   matmul     y[m][n] is one f32 accumulator over k ascending: acc = fma(x[m][k], w[n][k], acc), from acc = 0; then
- *              + bias[n], rounded once to y's dtype.  The same for every number of rows and wherever a row stands.
- *   attention  a score is one accumulator over the head's dimensions ascending, then * scale.  Keys are cut at absolute
- *              positions into pieces of DSKV_KEY_PIECE; each piece starts afresh (its maximum, weights exp(s - max),
- * their sum in 16 lanes and one fixed tree, values accumulated over keys ascending), a masked key's weight is selected
- * to 0, a fully masked piece is skipped, and pieces merge in ascending order. norm       sums run in 16 lanes over
- * columns and one fixed tree; the shape depends on the width alone. exp, tanh, erf, rsqrt  are our own or exactly
- * rounded ones: one formula for vector bodies and tails. Operations on a CPU run when called; on a stream device they
- * are queued in order, and dskv_device_sync waits. No operation allocates.
+ *
+ * - matmul: y[m][n] is one f32 accumulator over k ascending, acc = fma(x[m][k], w[n][k], acc) from acc = 0; then
+ *   + bias[n], rounded once to y's dtype.  The same for every number of rows and wherever a row stands.
+ * - attention: a score is one accumulator over the head's dimensions ascending, then * scale.  Keys are cut at absolute
+ *   positions into pieces of DSKV_KEY_PIECE; each piece starts afresh (its maximum, weights exp(s - max), their sum in
+ *   one fixed shape, values accumulated over keys ascending), a masked key's weight is selected to 0, a fully masked
+ *   piece is skipped, and pieces merge in ascending order.
+ * - norm: the shape of its sums depends on the width alone.
+ * - exp, tanh, erf, rsqrt: our own or exactly rounded ones; on a CPU one formula for vector bodies and tails.
+ * - what fuses several operations rounds where they do, one after the other.
  */
 #ifndef DSKV_KERNELS_OPS_H
 #define DSKV_KERNELS_OPS_H
@@ -132,8 +136,8 @@ size_t dskv_kv_block_bytes(const struct dskv_kv *shape);
 
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
-/* out[r] = table row (ids[r] - first) where first <= ids[r] < first + table rows, else zeros; then + positions_table[
- * positions[r]] where the table is not null (its data null: none).  `table` is a prepared weight [n_local, width].
+/* out[r] = table row (ids[r] - first) where first <= ids[r] < first + table rows, else zeros; then + position_table[
+ * positions[r]] where its data is not null.  `table` is a prepared weight [n_local, width].
  * An id below 0 stands for drawn[-1 - id]: a token that the device chose itself. */
 struct dskv_embed {
     const int32_t *ids, *positions; /* device [rows] */

@@ -27,11 +27,4 @@ static inline struct dskv_tensor dskv_tensor_cols(struct dskv_tensor t, int64_t 
     t.cols = cols;
     return t;
 }
-/* The first rows of a view. */
-static inline struct dskv_tensor dskv_tensor_head(struct dskv_tensor t, int64_t rows)
-{
-    t.rows = rows;
-    return t;
-}
-
 #endif

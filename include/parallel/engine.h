@@ -3,7 +3,7 @@
  * Steps are submitted and collected: one may be submitted before the last is collected, so that a device goes from one
  * to the next without a gap.  All ranks execute steps and commands in the order in which they were given.
  *
- * Owns: MPI, the communicator, the device, this rank's weights and pool bytes.  Knows nothing of requests, sequences or
+ * Owns: MPI, the comm, the device, this rank's weights and pool bytes.  Knows nothing of requests, sequences or
  * caches: it is told block ids.  Rank 0 decides and calls the functions below; every other rank is in dskv_engine_work,
  * executes the same ordered stream of commands and answers each with a status word.  A command returns when every rank
  * has finished it.  An error of a step or command on any rank (not of its arguments) ends the job.
@@ -102,6 +102,9 @@ struct dskv_row_result {
     const float *topk_logprobs; /* [topk] */
     int32_t finite;             /* 0: some logit is infinite or NaN; the other fields are then not to be used */
 };
+
+/* Steps that may be submitted and not collected. */
+#define DSKV_STEPS_UNDER_WAY 2
 
 /* Memory for the next plan: two buffers alternate, so that the last plan can still be printed.  Sizes may be up to the
  * engine's bounds (n_rows <= n_tokens).  Valid until the second next call, which must not come before its step is

@@ -2,7 +2,7 @@
  *
  * Rank 0 fills it, every rank receives the same bytes, the device gets them in one copy, and the kernels read its
  * sections where they lie.  Section offsets depend on the size bucket alone (powers of two), so that a step allocates
- * nothing and a bucket can be captured once.  A plan knows no request: only tokens, slots, tables and rows.  It can be
+ * nothing and a bucket can be recorded once.  A plan knows no request: only tokens, slots, tables and rows.  It can be
  * validated, hashed, printed, recorded and replayed without a client.
  */
 #ifndef DSKV_PARALLEL_PLAN_H

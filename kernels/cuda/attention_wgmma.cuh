@@ -14,7 +14,7 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-enum { SWIZZLE_ROW_BYTES = 128, SWIZZLE_BYTES = 8 * SWIZZLE_ROW_BYTES };
+enum { SWIZZLE_ROW_BYTES = 128 };
 
 /* An operand as the instruction wants it named, its changing half; column_bytes: from 64 columns to the next 64, where
  * rows are the steps (values), unused where columns are (queries, keys). */

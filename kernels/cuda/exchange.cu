@@ -111,7 +111,7 @@ __device__ __forceinline__ unsigned begin_epoch(const dskv_exchange &x)
 {
     return words_of(x, x.self)->box_epochs[blockIdx.x] + 1;
 }
-/* All threads have begun it. */
+/* Only after all threads of the block have read the last one: a barrier lies between. */
 __device__ __forceinline__ void end_epoch(const dskv_exchange &x, unsigned epoch)
 {
     if (threadIdx.x == 0)

@@ -25,6 +25,7 @@ enum {
     BOX_K = 64, /* 128 bytes: the widest swizzle */
     BOX_ROW_BYTES = 128,
     UNIT = 16, /* outputs of a warp */
+    GATED_UNIT = 8,
     MAX_STAGES = 32,
     STAGE_WEIGHT_BYTES = 32 << 10, /* about: fewer, larger stages cost fewer waits */
     MIN_STAGES = 4,
@@ -36,6 +37,7 @@ enum {
 /* What becomes of an output.  GATED: a unit has eight outputs of the gate and the eight factors that belong to them, so
  * that a thread holds both; weights come in two boxes, of either kind. */
 enum ending { PLAIN, ACTIVATED, GATED };
+#define NO_ACTIVATION DSKV_N_ACTIVATIONS /* of plain outputs: not looked at */
 
 /* How TOKENS rows and a tile's units are dealt to warps: by warpgroups. */
 template <int TOKENS, ending ENDING> struct deal {
@@ -47,9 +49,9 @@ template <int TOKENS, ending ENDING> struct deal {
 };
 template <int TOKENS> struct deal<TOKENS, GATED> { /* few rows a warp: many warps hide the latency of the products */
     enum {
-        BLOCKS = TOKENS > 8 ? 2 : 1,  /* of 8 rows, a warp */
-        GROUPS = TOKENS / 8 / BLOCKS, /* warps that share a unit of outputs */
-        MAX_UNITS = GROUPS > 1 ? 7 : 14,
+        BLOCKS = TOKENS > 8 ? 2 : 1,     /* of 8 rows, a warp */
+        GROUPS = TOKENS / 8 / BLOCKS,    /* warps that share a unit of outputs */
+        MAX_UNITS = GROUPS > 1 ? 7 : 14, /* as many warps as have registers enough */
         MAX_CONSUMERS = MAX_UNITS * GROUPS
     };
     static __host__ __device__ int consumers(int n_units)
@@ -58,7 +60,7 @@ template <int TOKENS> struct deal<TOKENS, GATED> { /* few rows a warp: many warp
     }
 };
 
-struct stream_plan {
+struct stream_layout {
     int64_t n, y_stride;          /* n: outputs, GATED: gates, with as many factors behind them */
     int rows, n_k_boxes, n_units; /* units of outputs in a tile */
     int n_tiles, n_boxes, n_stages;
@@ -92,37 +94,37 @@ struct ring {
 /* One thread: every stage of one operand, for all of this block's tiles.  further: from the rows of its first box to
  * those of its second, which lies behind it; 0: there is none.  Where k ends inside a stage, the rest reads
  * as zeros.  Counters instead of quotients: a step of the smallest tiles has few hundred cycles. */
-__device__ __forceinline__ void feed(const struct ring &ring, const struct stream_plan &plan, const CUtensorMap *map,
-                                     int place, int bytes, int row, int row_step, int further)
+__device__ __forceinline__ void feed(const struct ring &ring, const struct stream_layout &layout,
+                                     const CUtensorMap *map, int place, int bytes, int row, int row_step, int further)
 {
     int slot = 0, parity = 1; /* a barrier that has never completed lets the other parity pass */
-    for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x, row += row_step)
-        for (int box = 0; box < plan.n_k_boxes; box += plan.n_boxes) {
+    for (int tile = (int)blockIdx.x; tile < layout.n_tiles; tile += (int)gridDim.x, row += row_step)
+        for (int box = 0; box < layout.n_k_boxes; box += layout.n_boxes) {
             barrier_wait(ring.empty + slot, parity);
             barrier_expect(ring.full + slot, bytes);
             unsigned char *stage = ring.stages + slot * ring.stage_bytes + place;
             copy_boxes(stage, map, row, box, ring.full + slot);
             if (further)
                 copy_boxes(stage + bytes / 2, map, row + further, box, ring.full + slot);
-            if (++slot == plan.n_stages)
+            if (++slot == layout.n_stages)
                 slot = 0, parity ^= 1;
         }
 }
 
 template <typename Y, int TOKENS, ending ENDING>
-__device__ __forceinline__ void store(const float (*c)[4], const struct stream_plan &plan, const float *bias, Y *y,
+__device__ __forceinline__ void store(const float (*c)[4], const struct stream_layout &layout, const float *bias, Y *y,
                                       int64_t first_output, int first_row)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int64_t output = first_output + i / 2 * 8;
-        float shift = bias && output < plan.n ? bias[output] : 0.0f;
+        float shift = bias && output < layout.n ? bias[output] : 0.0f;
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) {
             int row = first_row + j * 8 + i % 2;
             Y value = from_float<Y>(bias ? c[j][i] + shift : c[j][i]);
-            if (output < plan.n && row < plan.rows)
-                y[row * plan.y_stride + output] = ENDING == PLAIN ? value : activated(plan.activation, value);
+            if (output < layout.n && row < layout.rows)
+                y[row * layout.y_stride + output] = ENDING == PLAIN ? value : activated(layout.activation, value);
         }
     }
 }
@@ -130,19 +132,19 @@ __device__ __forceinline__ void store(const float (*c)[4], const struct stream_p
 /* A warpgroup's units of outputs of each tile, over the stages as they come.  A stage is given back when the products
  * of the next one have been asked for, so that there is always one to do. */
 template <typename T, typename Y, int TOKENS, ending ENDING>
-__device__ __forceinline__ void consume(const struct ring &ring, const struct stream_plan &plan, const float *bias,
+__device__ __forceinline__ void consume(const struct ring &ring, const struct stream_layout &layout, const float *bias,
                                         Y *y, int warp, int lane)
 {
     int slot = 0, parity = 0, held = -1; /* held: the slot that is still being read */
     const uint32_t stages = shared_address(ring.stages);
     const uint32_t w_place = (uint32_t)(warp / GROUP_UNITS * GROUP_UNITS * UNIT * BOX_ROW_BYTES);
-    for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < layout.n_tiles; tile += (int)gridDim.x) {
         float c[TOKENS / 8][4] = {};
-        for (int box = 0; box < plan.n_k_boxes; box += plan.n_boxes) {
+        for (int box = 0; box < layout.n_k_boxes; box += layout.n_boxes) {
             uint32_t stage = stages + slot * ring.stage_bytes;
             uint64_t w = wgmma_operand(stage + w_place);
-            uint64_t x = wgmma_operand(stage + plan.n_boxes * ring.w_box_bytes);
-            int n = min(plan.n_boxes, plan.n_k_boxes - box);
+            uint64_t x = wgmma_operand(stage + layout.n_boxes * ring.w_box_bytes);
+            int n = min(layout.n_boxes, layout.n_k_boxes - box);
             barrier_wait(ring.full + slot, parity);
             for (int i = 0; i < n; i++, w += ring.w_box_bytes >> 4, x += ring.x_box_bytes >> 4) {
                 wgmma_begin();
@@ -150,13 +152,13 @@ __device__ __forceinline__ void consume(const struct ring &ring, const struct st
                 for (int kk = 0; kk < BOX_K / 16; kk++)
                     wgmma<T, TOKENS>(c, w + kk * 2, x + kk * 2);
             }
-            wgmma_begin(); /* the compiler would put it here and say so */
+            wgmma_begin(); /* without it the compiler inserts one, and warns */
             wgmma_commit();
             wgmma_wait<1>();
             if (held >= 0 && lane == 0)
                 barrier_arrive(ring.empty + held);
             held = slot;
-            if (++slot == plan.n_stages)
+            if (++slot == layout.n_stages)
                 slot = 0, parity ^= 1;
         }
         wgmma_wait<0>();
@@ -164,8 +166,8 @@ __device__ __forceinline__ void consume(const struct ring &ring, const struct st
         if (lane == 0)
             barrier_arrive(ring.empty + held);
         held = -1;
-        if (warp < plan.n_units)
-            store<Y, TOKENS, ENDING>(c, plan, bias, y, ((int64_t)tile * plan.n_units + warp) * UNIT + lane / 4,
+        if (warp < layout.n_units)
+            store<Y, TOKENS, ENDING>(c, layout, bias, y, ((int64_t)tile * layout.n_units + warp) * UNIT + lane / 4,
                                      (int)blockIdx.y * TOKENS + lane % 4 * 2);
     }
 }
@@ -203,12 +205,12 @@ __device__ __forceinline__ void multiply(float (*c)[4], const struct operands<TO
 
 /* The lane's output of GATED units, each of all its rows. */
 template <typename Y, int TOKENS>
-__device__ __forceinline__ void store_gated(const float (*c)[4], const struct stream_plan &plan, const float *bias,
+__device__ __forceinline__ void store_gated(const float (*c)[4], const struct stream_layout &layout, const float *bias,
                                             Y *y, int64_t output, int first_row)
 {
-    if (output >= plan.n)
+    if (output >= layout.n)
         return;
-    float gate_shift = bias ? bias[output] : 0.0f, shift = bias ? bias[plan.n + output] : 0.0f;
+    float gate_shift = bias ? bias[output] : 0.0f, shift = bias ? bias[layout.n + output] : 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -216,24 +218,24 @@ __device__ __forceinline__ void store_gated(const float (*c)[4], const struct st
             int row = first_row + j * 8 + i;
             Y gate = from_float<Y>(bias ? c[j][i] + gate_shift : c[j][i]);
             Y factor = from_float<Y>(bias ? c[j][i + 2] + shift : c[j][i + 2]);
-            if (row < plan.rows)
-                y[row * plan.y_stride + output] = activated(plan.activation, gate, factor);
+            if (row < layout.rows)
+                y[row * layout.y_stride + output] = activated(layout.activation, gate, factor);
         }
 }
 
 /* A warp's unit of gated outputs of each tile, over the stages as they come.  The next operands are on their way while
  * the last ones are multiplied: a chain of dependent products is what bounds the smallest tiles. */
 template <typename T, typename Y, int TOKENS>
-__device__ __forceinline__ void consume_gated(const struct ring &ring, const struct stream_plan &plan,
+__device__ __forceinline__ void consume_gated(const struct ring &ring, const struct stream_layout &layout,
                                               const float *bias, Y *y, int warp, int lane)
 {
     using D = deal<TOKENS, GATED>;
     int unit = warp / D::GROUPS, group = warp % D::GROUPS, slot = 0, parity = 0;
-    const int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES;
+    const int w_bytes = layout.n_boxes * layout.n_units * UNIT * BOX_ROW_BYTES;
     const uint32_t w_rows =
         shared_address(ring.stages) + (unit * 8 + lane % 8) * BOX_ROW_BYTES + (lane & 8 ? w_bytes / 2 : 0);
     const uint32_t x_rows = shared_address(ring.stages) + w_bytes + group * D::BLOCKS * 8 * BOX_ROW_BYTES;
-    for (int tile = (int)blockIdx.x; tile < plan.n_tiles; tile += (int)gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < layout.n_tiles; tile += (int)gridDim.x) {
         float c[D::BLOCKS][4] = {};
         struct operands<TOKENS> first, second;
         int box_of_stage = 0;
@@ -248,28 +250,28 @@ __device__ __forceinline__ void consume_gated(const struct ring &ring, const str
         auto leave_box = [&](bool last) {
             w += ring.w_box_bytes;
             x += ring.x_box_bytes;
-            if (++box_of_stage == plan.n_boxes || last) {
+            if (++box_of_stage == layout.n_boxes || last) {
                 __syncwarp(); /* all lanes have read it */
                 if (lane == 0)
                     barrier_arrive(ring.empty + slot);
                 box_of_stage = 0;
-                if (++slot == plan.n_stages)
+                if (++slot == layout.n_stages)
                     slot = 0, parity ^= 1;
             }
         };
         enter_box();
         load_operands<TOKENS>(first, w, x, 0, lane);
-        for (int box = 0; box < plan.n_k_boxes; box++) {
+        for (int box = 0; box < layout.n_k_boxes; box++) {
             load_operands<TOKENS>(second, w, x, 1, lane);
-            leave_box(box + 1 == plan.n_k_boxes);
+            leave_box(box + 1 == layout.n_k_boxes);
             multiply<T, TOKENS>(c, first);
-            if (box + 1 < plan.n_k_boxes) {
+            if (box + 1 < layout.n_k_boxes) {
                 enter_box();
                 load_operands<TOKENS>(first, w, x, 0, lane);
             }
             multiply<T, TOKENS>(c, second);
         }
-        store_gated<Y, TOKENS>(c, plan, bias, y, ((int64_t)tile * plan.n_units + unit) * 8 + lane / 4,
+        store_gated<Y, TOKENS>(c, layout, bias, y, ((int64_t)tile * layout.n_units + unit) * 8 + lane / 4,
                                (int)blockIdx.y * TOKENS + group * D::BLOCKS * 8 + lane % 4 * 2);
     }
 }
@@ -279,21 +281,22 @@ __device__ __forceinline__ void consume_gated(const struct ring &ring, const str
 template <typename T, typename Y, int TOKENS, ending ENDING>
 __global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32, 1)
     stream_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
-                  const float *bias, Y *y, const struct stream_plan plan)
+                  const float *bias, Y *y, const struct stream_layout layout)
 {
 #if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
     extern __shared__ __align__(1024) unsigned char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32; /* one for all lanes */
-    int n_consumers = deal<TOKENS, ENDING>::consumers(plan.n_units);
+    int n_consumers = deal<TOKENS, ENDING>::consumers(layout.n_units);
     struct ring ring = {stages, full, empty};
-    int tile_rows = plan.n_units * (ENDING == GATED ? 8 : UNIT); /* of a box */
-    int w_bytes = plan.n_boxes * plan.n_units * UNIT * BOX_ROW_BYTES, x_bytes = plan.n_boxes * TOKENS * BOX_ROW_BYTES;
+    int tile_rows = layout.n_units * (ENDING == GATED ? GATED_UNIT : UNIT); /* of a box */
+    int w_bytes = layout.n_boxes * layout.n_units * UNIT * BOX_ROW_BYTES,
+        x_bytes = layout.n_boxes * TOKENS * BOX_ROW_BYTES;
     ring.w_box_bytes = tile_rows * BOX_ROW_BYTES;
     ring.x_box_bytes = TOKENS * BOX_ROW_BYTES;
     ring.stage_bytes = w_bytes + x_bytes;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < plan.n_stages; i++) {
+        for (int i = 0; i < layout.n_stages; i++) {
             barrier_init(full + i, 2);
             barrier_init(empty + i, n_consumers);
         }
@@ -304,17 +307,17 @@ __global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32
     if (warp < n_consumers) {
         wait_for_previous(); /* y may still be read by the operation before */
         if constexpr (ENDING == GATED)
-            consume_gated<T, Y, TOKENS>(ring, plan, bias, y, warp, lane);
+            consume_gated<T, Y, TOKENS>(ring, layout, bias, y, warp, lane);
         else
-            consume<T, Y, TOKENS, ENDING>(ring, plan, bias, y, warp, lane);
+            consume<T, Y, TOKENS, ENDING>(ring, layout, bias, y, warp, lane);
     } else if (warp == n_consumers && lane == 0) {
         prefetch_map(&w_map);
-        feed(ring, plan, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
-             ENDING == GATED ? (int)plan.n : 0);
+        feed(ring, layout, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
+             ENDING == GATED ? (int)layout.n : 0);
     } else if (warp > n_consumers && lane == 0) {
         prefetch_map(&x_map);
         wait_for_previous(); /* x may still be written */
-        feed(ring, plan, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
+        feed(ring, layout, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
     }
 #endif
 }
@@ -334,50 +337,51 @@ static CUresult encode(CUtensorMap *map, enum dskv_dtype dtype, const void *data
                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-/* The tile that gives the busiest multiprocessor the least to read: weights, and x again for each tile, from nearer. */
+/* The tile that gives the busiest multiprocessor the least to read: weights, and for each tile x, which counts half
+ * since it is near. */
 template <int TOKENS, ending ENDING>
-static struct stream_plan make_plan(const struct dskv_matmul *p, int n_multiprocessors)
+static struct stream_layout lay_out(const struct dskv_matmul *p, int n_multiprocessors)
 {
-    struct stream_plan plan = {};
-    int unit = ENDING == GATED ? 8 : UNIT, least = INT_MAX;
-    plan.n = ENDING == GATED ? p->w->n / 2 : p->w->n;
-    plan.y_stride = p->y.stride;
-    plan.rows = (int)p->x.rows;
-    plan.n_k_boxes = (int)(p->w->k / BOX_K);
-    int n_units = (int)((plan.n + unit - 1) / unit);
+    struct stream_layout layout = {};
+    int unit = ENDING == GATED ? GATED_UNIT : UNIT, least = INT_MAX;
+    layout.n = ENDING == GATED ? p->w->n / 2 : p->w->n;
+    layout.y_stride = p->y.stride;
+    layout.rows = (int)p->x.rows;
+    layout.n_k_boxes = (int)(p->w->k / BOX_K);
+    int n_units = (int)((layout.n + unit - 1) / unit);
     for (int tile = 2; tile <= deal<TOKENS, ENDING>::MAX_UNITS; tile++) {
         int n_tiles = (n_units + tile - 1) / tile;
         int rows = (n_tiles + n_multiprocessors - 1) / n_multiprocessors * (tile * UNIT + TOKENS / 2);
         if (rows < least) {
             least = rows;
-            plan.n_units = tile;
-            plan.n_tiles = n_tiles;
+            layout.n_units = tile;
+            layout.n_tiles = n_tiles;
         }
     }
-    int w_box_bytes = plan.n_units * UNIT * BOX_ROW_BYTES, box_bytes = w_box_bytes + TOKENS * BOX_ROW_BYTES;
+    int w_box_bytes = layout.n_units * UNIT * BOX_ROW_BYTES, box_bytes = w_box_bytes + TOKENS * BOX_ROW_BYTES;
     int ring_bytes = ENDING == GATED ? SHARED_BYTES : SHARED_BYTES - SPARE_BYTES;
-    plan.n_boxes =
-        std::min({std::max(STAGE_WEIGHT_BYTES / w_box_bytes, 1), ring_bytes / MIN_STAGES / box_bytes, plan.n_k_boxes});
-    plan.n_stages = std::min(ring_bytes / (plan.n_boxes * box_bytes), (int)MAX_STAGES);
-    return plan;
+    layout.n_boxes = std::min(
+        {std::max(STAGE_WEIGHT_BYTES / w_box_bytes, 1), ring_bytes / MIN_STAGES / box_bytes, layout.n_k_boxes});
+    layout.n_stages = std::min(ring_bytes / (layout.n_boxes * box_bytes), (int)MAX_STAGES);
+    return layout;
 }
 
 /* p->y: where the ending writes. */
 template <typename T, typename Y, int TOKENS, ending ENDING>
 static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
-    struct stream_plan plan = make_plan<TOKENS, ENDING>(p, cuda->n_multiprocessors);
-    plan.activation = activation;
+    struct stream_layout layout = lay_out<TOKENS, ENDING>(p, cuda->n_multiprocessors);
+    layout.activation = activation;
     CUtensorMap w_map, x_map;
     int64_t k_padded = dskv_cuda_padded(p->w->k);
     if (encode(&w_map, p->w->dtype, p->w->data, dskv_cuda_padded(p->w->n), k_padded, k_padded,
-               plan.n_units * (ENDING == GATED ? 8 : UNIT), plan.n_boxes) != CUDA_SUCCESS ||
-        encode(&x_map, p->x.dtype, p->x.data, p->x.rows, p->w->k, p->x.stride, TOKENS, plan.n_boxes) != CUDA_SUCCESS)
+               layout.n_units * (ENDING == GATED ? GATED_UNIT : UNIT), layout.n_boxes) != CUDA_SUCCESS ||
+        encode(&x_map, p->x.dtype, p->x.data, p->x.rows, p->w->k, p->x.stride, TOKENS, layout.n_boxes) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;
-    dim3 grid((unsigned)std::min(plan.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
-    dim3 block((unsigned)(deal<TOKENS, ENDING>::consumers(plan.n_units) + 2) * 32);
+    dim3 grid((unsigned)std::min(layout.n_tiles, cuda->n_multiprocessors), blocks_for(p->x.rows, TOKENS));
+    dim3 block((unsigned)(deal<TOKENS, ENDING>::consumers(layout.n_units) + 2) * 32);
     queue_kernel(&cuda->base, "matmul", stream_kernel<T, Y, TOKENS, ENDING>, grid, block, SHARED_BYTES, w_map, x_map,
-                 p->bias, (Y *)p->y.data, plan);
+                 p->bias, (Y *)p->y.data, layout);
     return cudaSuccess;
 }
 
@@ -444,8 +448,8 @@ extern "C" int dskv_cuda_matmul_stream(struct dskv_device *device, const struct 
         return 0;
     auto launch_plain = [&](auto t) {
         using T = decltype(t);
-        return p->y.dtype == DSKV_F32 ? launch_rows<T, float, PLAIN>(cuda, p, DSKV_RELU)
-                                      : launch_rows<T, T, PLAIN>(cuda, p, DSKV_RELU);
+        return p->y.dtype == DSKV_F32 ? launch_rows<T, float, PLAIN>(cuda, p, NO_ACTIVATION)
+                                      : launch_rows<T, T, PLAIN>(cuda, p, NO_ACTIVATION);
     };
     cudaError_t error = p->w->dtype == DSKV_F16 ? launch_plain(__half()) : launch_plain(__nv_bfloat16());
     dskv_cuda_note(cuda, error, "matmul");

@@ -1,6 +1,6 @@
-/* The asynchronous form of the instruction that sums (mma.cuh), around runs of it and for the matmul: the same order
- * and the same bits, but a chain of steps of k takes half of the time, and operands come from shared memory by
- * themselves. Compute capability 9.0 alone.
+/* wgmma, the asynchronous form of the instruction that sums (mma.cuh): what brackets a run of them, and the matmul's
+ * form of it (attention_wgmma.cuh has attention's).  The order and the bits are the same, but a chain of steps of k
+ * takes half of the time, and operands come from shared memory by themselves.  Compute capability 9.0 alone.
  *
  * A warpgroup of four warps multiplies 64 rows of weights, 16 a warp, by N tokens.  Both operands lie as the copy
  * engine stores boxes of 64 k-values: rows of 128 bytes whose 16-byte chunks are swizzled by the row's number modulo 8.

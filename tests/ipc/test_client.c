@@ -615,7 +615,7 @@ static void a_lost_server_is_unreachable(void)
     CU_ASSERT_EQUAL(dskv_ping(client, 0, &error), DSKV_UNREACHABLE); /* null: closed */
 
     struct dskv_connect_options nowhere = {.size = sizeof nowhere, .endpoint = "ipc:///tmp/dskv-nobody-is-here"};
-    nowhere.timeout_ms = 200;
+    nowhere.connect_timeout_ms = 200;
     CU_ASSERT_EQUAL(dskv_connect(&nowhere, &client, &error), DSKV_UNREACHABLE);
     CU_ASSERT_PTR_NULL(client);
     nowhere.endpoint = "carrier pigeon";

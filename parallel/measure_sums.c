@@ -1,5 +1,5 @@
-/* Exchange: times the comm's sums beside NCCL's own. */
-#include "parallel/exchange.h"
+/* Measure sums: times the comm's sums beside NCCL's own. */
+#include "parallel/sums.h"
 
 #include "base/memory.h"
 #include "parallel/comm.h"
@@ -230,7 +230,7 @@ static enum dskv_exit keep_bits(struct measure *m, struct dskv_error *error)
     return DSKV_EXIT_OK;
 }
 
-static enum dskv_exit compare_bits(const struct measure *m, struct dskv_exchange_point *point, struct dskv_error *error)
+static enum dskv_exit compare_bits(const struct measure *m, struct dskv_sums_point *point, struct dskv_error *error)
 {
     struct dskv_tensor sum;
     int32_t all[DSKV_MAX_RANKS];
@@ -247,7 +247,7 @@ static enum dskv_exit compare_bits(const struct measure *m, struct dskv_exchange
 
 /* ---- all of it ---------------------------------------------------------------------------------- */
 
-static enum dskv_exit time_point(const struct measure *m, struct dskv_exchange_point *point, struct dskv_error *error)
+static enum dskv_exit time_point(const struct measure *m, struct dskv_sums_point *point, struct dskv_error *error)
 {
     enum dskv_exit code = compare_bits(m, point, error);
     fill_all(m);
@@ -288,8 +288,7 @@ static enum dskv_exit open_memory(struct measure *m, struct dskv_error *error)
     return code;
 }
 
-static enum dskv_exit open_measure(const struct dskv_exchange_options *options, struct measure *m,
-                                   struct dskv_error *error)
+static enum dskv_exit open_measure(const struct dskv_sums_options *options, struct measure *m, struct dskv_error *error)
 {
     struct dskv_device_options device = {
         .kind = options->device, .index = dskv_job_rank(), .share = options->share_gpu, .n_threads = 1};
@@ -326,12 +325,12 @@ static void close_measure(struct measure *m)
     dskv_device_close(&m->device);
 }
 
-enum dskv_exit dskv_exchange_measure(const struct dskv_exchange_options *options, struct dskv_exchange_report *report,
-                                     struct dskv_error *error)
+enum dskv_exit dskv_sums_measure(const struct dskv_sums_options *options, struct dskv_sums_report *report,
+                                 struct dskv_error *error)
 {
     struct measure m = {0};
     enum dskv_exit code = open_measure(options, &m, error);
-    *report = (struct dskv_exchange_report){.dtype = m.dtype};
+    *report = (struct dskv_sums_report){.dtype = m.dtype};
     if (!code) {
         snprintf(report->comm, sizeof report->comm, "%s", dskv_comm_name(m.comm));
         snprintf(report->device, sizeof report->device, "%s", dskv_device_name(m.device));
@@ -341,8 +340,8 @@ enum dskv_exit dskv_exchange_measure(const struct dskv_exchange_options *options
         size_t row_bytes = (size_t)m.width * dskv_dtype_bytes(m.dtype);
         if (bytes % row_bytes)
             continue;
-        struct dskv_exchange_point *point = &report->points[report->n_points++];
-        *point = (struct dskv_exchange_point){.rows = (int64_t)(bytes / row_bytes), .bytes = bytes};
+        struct dskv_sums_point *point = &report->points[report->n_points++];
+        *point = (struct dskv_sums_point){.rows = (int64_t)(bytes / row_bytes), .bytes = bytes};
         code = time_point(&m, point, error);
     }
     close_measure(&m);
