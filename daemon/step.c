@@ -98,7 +98,7 @@ static struct dskv_plan *make_plan(struct dskv_step *step, struct dskv_state *st
 }
 
 /* A trace that cannot be written any more is given up; serving goes on. */
-static void record(struct dskv_step *step, const struct dskv_plan *plan)
+static void trace_plan(struct dskv_step *step, const struct dskv_plan *plan)
 {
     struct dskv_error error;
     if (!step->trace)
@@ -121,7 +121,7 @@ static int draws_on(const struct dskv_run *run)
 
 /* A step is not followed where whole rows would be overwritten, nor where a sequence would first have to copy a block
  * for a token that may turn out to be its last. */
-static int may_be_followed(const struct dskv_submitted *submitted, const struct dskv_plan *plan)
+static int can_be_followed(const struct dskv_submitted *submitted, const struct dskv_plan *plan)
 {
     for (int32_t r = 0; r < plan->used.n_rows; r++)
         if (dskv_plan_rows(plan)[r].want & DSKV_ROW_LOGITS)
@@ -152,11 +152,11 @@ static void submit(struct dskv_step *step, struct dskv_state *state)
     if (!submitted->n_runs)
         return;
     struct dskv_plan *plan = make_plan(step, state, submitted);
-    record(step, plan);
+    trace_plan(step, plan);
     step->n_submitted++;
     for (int32_t i = 0; i < submitted->n_runs; i++)
         dskv_sequence_advance(submitted->runs[i].sequence, submitted->runs[i].n_tokens);
-    submitted->may_be_followed = step->queues_ahead && may_be_followed(submitted, plan);
+    submitted->may_be_followed = step->queues_ahead && can_be_followed(submitted, plan);
     if (submitted->may_be_followed)
         expect_drawn(submitted);
     enum dskv_exit code = dskv_engine_submit(state->engine, plan, &error);

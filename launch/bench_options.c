@@ -45,9 +45,9 @@ enum { N_OPTIONS = sizeof table / sizeof *table };
 void dskv_bench_options_help(void)
 {
     puts("usage: dskv-bench [options], or mpirun -np N dskv-bench [options]\n\n"
-         "Times a decode step, alone and queued one ahead, a verify of 8 tokens (on a GPU of 16 and 32 too), a decode "
-         "of some sequences and a\n"
-         "prefill, against what the read bandwidth and matmul rate, measured in the same run, would allow.\n");
+         "Times a decode step, alone and queued one ahead, a verify of 8 tokens (on a GPU of 16 and 32 too), a\n"
+         "decode of some sequences and a prefill, against what the read bandwidth and matmul rate, measured in the\n"
+         "same run, would allow.\n");
     for (int i = 0; i < N_OPTIONS; i++)
         printf("  %-13s %s\n", table[i].name, table[i].help);
     puts("  --help");
