@@ -12,6 +12,14 @@ enum dskv_exit dskv_engine_told(const struct dskv_answer *answer, int32_t rank, 
     return dskv_fail_exit(error, (enum dskv_exit)answer->exit, "rank %d: %s", (int)rank, answer->message);
 }
 
+enum dskv_exit dskv_engine_told_by_own(const struct dskv_engine *engine, enum dskv_exit code, struct dskv_error *error)
+{
+    if (code != DSKV_EXIT_DEVICE || engine->info.n_ranks == 1)
+        return code;
+    struct dskv_error own = *error;
+    return dskv_fail_exit(error, code, "rank 0: %s", own.message);
+}
+
 enum dskv_exit dskv_engine_gather(struct dskv_engine *engine, const struct dskv_answer **answers,
                                   struct dskv_error *error)
 {
@@ -34,7 +42,7 @@ static enum dskv_exit give(struct dskv_engine *engine, const struct dskv_command
     dskv_stream_post(engine->stream, command);
     enum dskv_exit code = dskv_execute(engine, command, out, dskv_stream_answer(engine->stream), error);
     if (code)
-        return code; /* the job ends: nobody waits for the others */
+        return dskv_engine_told_by_own(engine, code, error); /* the job ends: nobody waits for the others */
     return dskv_engine_gather(engine, answers, error);
 }
 

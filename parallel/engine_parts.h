@@ -83,6 +83,8 @@ enum dskv_exit dskv_rank_collect(struct dskv_engine *engine, struct dskv_answer 
 
 /* Rank 0: a failure that another rank's answer tells of. */
 enum dskv_exit dskv_engine_told(const struct dskv_answer *answer, int32_t rank, struct dskv_error *error);
+/* Rank 0, of its own part: what its device says of a failure is told with the rank, as another's is. */
+enum dskv_exit dskv_engine_told_by_own(const struct dskv_engine *engine, enum dskv_exit code, struct dskv_error *error);
 /* Rank 0: the others' answers to the oldest command, when all are well; answers (may be null) get [n_ranks]. */
 enum dskv_exit dskv_engine_gather(struct dskv_engine *engine, const struct dskv_answer **answers,
                                   struct dskv_error *error);

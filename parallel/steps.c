@@ -145,9 +145,10 @@ enum dskv_exit dskv_engine_submit(struct dskv_engine *engine, const struct dskv_
     dskv_stream_post(engine->stream, &command);
     dskv_rank_submit(engine, shared);
     const struct dskv_step_under_way *step = &engine->steps_under_way[(engine->n_submitted - 1) % DSKV_STEPS_UNDER_WAY];
-    if (step->code)
-        *error = step->error;
-    return step->code;
+    if (!step->code)
+        return DSKV_EXIT_OK;
+    *error = step->error;
+    return dskv_engine_told_by_own(engine, step->code, error);
 }
 
 /* Waits for this rank's device as long as all ranks live and are well: it may itself wait, for ever, for one that is
@@ -192,7 +193,8 @@ enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv
     uint64_t rows_before = engine->rows_computed;
     enum dskv_exit code = await_step(engine, error);
     if (!code)
-        code = dskv_rank_collect(engine, dskv_stream_answer(engine->stream), results, error);
+        code = dskv_engine_told_by_own(
+            engine, dskv_rank_collect(engine, dskv_stream_answer(engine->stream), results, error), error);
     if (!code)
         code = dskv_engine_gather(engine, &answers, error);
     if (!code && engine->check_plans)

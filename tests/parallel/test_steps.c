@@ -286,7 +286,8 @@ static void an_error_of_rank_0_is_told_at_once(void)
         struct dskv_error error = {0};
         int n;
         CU_ASSERT_EQUAL(run_steps(&job, 20, &n, &error), DSKV_EXIT_DEVICE);
-        CU_ASSERT_STRING_EQUAL(error.message, at_submit ? "step 2 cannot be queued" : "step 1 went wrong");
+        CU_ASSERT_STRING_EQUAL(error.message,
+                               at_submit ? "rank 0: step 2 cannot be queued" : "rank 0: step 1 went wrong");
         kill(job.peers->pids[1], SIGKILL);
         finish(&job, (const int[]){0, -1});
     }
