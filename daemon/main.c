@@ -14,6 +14,7 @@
 #include "ipc/transport.h"
 #include "parallel/engine.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,9 @@ static enum dskv_exit run_alone(const struct dskv_config *config, struct dskv_er
         dskv_describe_model(&model, config->model, text, sizeof text);
         puts(text);
     }
+    if (fflush(stdout))
+        return fail(dskv_fail_exit(error, DSKV_EXIT_USAGE, "standard output cannot be written: %s", strerror(errno)), 0,
+                    error);
     return DSKV_EXIT_OK;
 }
 

@@ -140,5 +140,7 @@ enum dskv_exit dskv_replay(struct dskv_engine *engine, const char *path, FILE *o
     }
     free(before);
     fclose(in);
+    if (fflush(out) != 0 && !code) /* a failure ends the job without flushing */
+        code = dskv_fail_exit(error, DSKV_EXIT_USAGE, "--replay: the results cannot be written: %s", strerror(errno));
     return code;
 }

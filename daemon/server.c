@@ -91,6 +91,7 @@ static void read_ranks(struct dskv_server *server, int pauses)
     if (state->failed || !is_stale || !(pauses || state->now_us - server->ranks_read_us >= RANK_STATS_US))
         return;
     dskv_step_settle(&server->step, state);
+    dskv_task_reap(state); /* what ended just now gives its blocks back before its reply and the counters leave */
     if (state->failed)
         return;
     enum dskv_exit code = dskv_engine_stats(state->engine, server->rank_stats, &error);

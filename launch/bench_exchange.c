@@ -31,6 +31,16 @@ static void print_help(void)
          "  --help");
 }
 
+/* Before minutes are spent on what goes into it. */
+static enum dskv_exit check_json(const char *path, struct dskv_error *error)
+{
+    FILE *file = fopen(path, "a");
+    if (!file)
+        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", path, strerror(errno));
+    fclose(file);
+    return DSKV_EXIT_OK;
+}
+
 static enum dskv_exit set(struct options *options, const char *name, const char *value, struct dskv_error *error)
 {
     if (strcmp(name, "--device") == 0) {
@@ -39,13 +49,15 @@ static enum dskv_exit set(struct options *options, const char *name, const char 
         options->measure.comm = value;
     } else if (strcmp(name, "--json") == 0) {
         options->json = value;
+        return check_json(value, error);
     } else if (strcmp(name, "--dtype") == 0) {
         options->measure.dtype = dskv_dtype_from_name(value);
         if (options->measure.dtype > DSKV_BF16)
             return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--dtype is %s; it must be f32, f16 or bf16", value);
     } else if (strcmp(name, "--width") == 0) {
-        long width = strtol(value, NULL, 10);
-        if (width < 64 || width > 16384 || (width & (width - 1)))
+        char *end = NULL;
+        long width = strtol(value, &end, 10);
+        if (*end || width < 64 || width > 16384 || (width & (width - 1)))
             return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--width is %s; it must be a power of two, 64 .. 16384",
                                   value);
         options->measure.width = (int32_t)width;

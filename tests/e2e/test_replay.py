@@ -24,9 +24,9 @@ def trace(tmp_path_factory):
     return path, steps
 
 
-def replay(path, *options, ranks=1):
+def replay(path, *options, **how):
     command = ["--model", ATLAS, "--block-tokens", "16", "--replay", path, *environment_options(), *options]
-    return run(command, ranks=ranks)
+    return run(command, **how)
 
 
 def lines_of(result):
@@ -63,6 +63,21 @@ def test_plans_that_do_not_fit(trace):
                     ["--block-tokens", "16", "--max-model-len", "16"]):
         result = run(["--model", ATLAS, "--replay", path, *options])
         assert result.returncode == 2 and re.search(r"dskvd: --replay: plan \d: ", result.stderr), result.stderr
+
+
+def test_what_was_computed_is_told_when_a_later_plan_fails(trace, tmp_path):
+    path, steps = trace
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:-1])
+    result = replay(tmp_path / "cut")
+    assert result.returncode == 2 and f"plan {steps}: " in result.stderr
+    assert result.stdout.splitlines() == lines_of(replay(path))[:-1]
+
+
+def test_results_that_cannot_be_written_are_an_error(trace):
+    path, _ = trace
+    with open("/dev/full", "w") as full:
+        result = replay(path, stdout=full)
+    assert result.returncode == 2 and "cannot be written" in result.stderr
 
 
 def test_damaged_traces_are_refused_or_run(trace, tmp_path):

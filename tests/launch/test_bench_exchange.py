@@ -35,6 +35,8 @@ def test_measures_every_size(tmp_path, comm):
 @pytest.mark.skipif(default_ranks() != 1, reason="the command line is the same at every number of ranks")
 @pytest.mark.parametrize("options, words", [
     (["--width", "100"], "power of two"),
+    (["--width", "64x"], "power of two"),
+    (["--json", "/nowhere/figures"], "cannot be written"),
     (["--dtype", "f8"], "bf16"),
     (["--comm", "staged", "--device", "cpu"], "staged"),
     (["--widht", "64"], "--widht"),

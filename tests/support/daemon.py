@@ -94,13 +94,13 @@ class Place:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def run(arguments, ranks=1, timeout=60, with_mpirun=None, env=None):
-    """dskvd with these arguments until it ends: a CompletedProcess with stdout and stderr as text."""
+def run(arguments, ranks=1, timeout=60, with_mpirun=None, env=None, stdout=subprocess.PIPE):
+    """dskvd with these arguments until it ends: a CompletedProcess with stdout, unless it goes elsewhere, and stderr as text."""
     place = Place()
     try:
         return subprocess.run(place.command(ranks, [str(a) for a in arguments], with_mpirun), timeout=timeout, text=True,
-                              stdin=subprocess.DEVNULL, capture_output=True, env=place.environment(env),
-                              start_new_session=True)
+                              stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                              env=place.environment(env), start_new_session=True)
     finally:
         place.close()
 
