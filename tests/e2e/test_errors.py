@@ -425,10 +425,10 @@ def test_draining():
 
 def test_a_lost_server_is_unreachable():
     with Daemon("atlas-gpt2") as daemon, dskv.connect(daemon.endpoint, connect_timeout=0.5) as client:
-        cache = client.forward([1]).cache
+        cache, pids = client.forward([1]).cache, daemon.all_pids()
         stream = client.generate([5], max_tokens=1000, ignore_eos=True, stream=True)
         next(stream)
-        for pid in daemon.all_pids():
+        for pid in pids:  # at once: a generation takes about a second
             os.kill(pid, signal.SIGKILL)
         assert refused(lambda: stream.result).code == "unreachable"
         assert refused(client.forward, [1], prefix=cache).code == "unreachable"
