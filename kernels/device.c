@@ -141,21 +141,15 @@ size_t dskv_exchange_region_bytes(const struct dskv_device *device, int32_t n, s
 
 void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes)
 {
-    if (device->table->host_alloc)
-        return device->table->host_alloc(device, bytes);
-    void *memory = NULL;
-    bytes = (bytes + 63) / 64 * 64;
-    if (posix_memalign(&memory, 64, bytes ? bytes : 64))
-        return NULL;
-    return memset(memory, 0, bytes);
+    return device->table->host_alloc ? device->table->host_alloc(device, bytes) : dskv_device_alloc(device, bytes);
 }
 
-void dskv_device_host_free(struct dskv_device *device, void *memory)
+void dskv_device_host_free(struct dskv_device *device, void *memory, size_t bytes)
 {
-    if (memory && device->table->host_free)
+    if (!device->table->host_free)
+        dskv_device_free(device, memory, bytes);
+    else if (memory)
         device->table->host_free(device, memory);
-    else
-        free(memory);
 }
 
 void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes)

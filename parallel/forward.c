@@ -82,6 +82,12 @@ static void *carve(const struct dskv_forward *f, size_t *at, int64_t rows, int64
     return place;
 }
 
+static size_t largest_plan_bytes(const struct dskv_forward *f)
+{
+    struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
+    return dskv_plan_bytes(&largest);
+}
+
 static size_t place_buffers(struct dskv_forward *f)
 {
     const struct dskv_model *m = f->parts.model;
@@ -96,22 +102,19 @@ static size_t place_buffers(struct dskv_forward *f)
     f->narrow = carve(f, &at, rows, larger((int64_t)s->n_heads_local * m->head_dim, s->n_mlp_local), element);
     f->kv_head_of_head = carve(f, &at, 1, s->n_heads_local, sizeof(int32_t));
     f->turn = carve(f, &at, 1, 1, sizeof *f->turn);
-    if (!dskv_device_is_host(f->parts.device)) {
-        struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
-        f->device_plan = carve(f, &at, 1, (int64_t)dskv_plan_bytes(&largest), 1);
-    }
+    if (!dskv_device_is_host(f->parts.device))
+        f->device_plan = carve(f, &at, 1, (int64_t)largest_plan_bytes(f), 1);
     return at;
 }
 
 /* Host memory from which plans are sent while the host goes on. */
 static int open_queue(struct dskv_forward *f)
 {
-    struct dskv_plan_sizes largest = dskv_plan_largest(&f->parts.bounds);
     if (dskv_comm_is_queued(f->parts.comm) && !dskv_device_is_host(f->parts.device))
         f->recorded = dskv_recorded_open(f->parts.device);
     f->plans.turn = f->turn;
     for (int i = 0; f->device_plan && i < 2; i++)
-        if (!(f->plans.places[i] = dskv_device_host_alloc(f->parts.device, dskv_plan_bytes(&largest))))
+        if (!(f->plans.places[i] = dskv_device_host_alloc(f->parts.device, largest_plan_bytes(f))))
             return 0;
     return 1;
 }
@@ -157,7 +160,7 @@ void dskv_forward_close(struct dskv_forward **forward)
     dskv_recorded_close(&f->recorded);
     dskv_select_close(&f->select);
     for (int i = 0; i < 2; i++)
-        dskv_device_host_free(f->parts.device, f->plans.places[i]);
+        dskv_device_host_free(f->parts.device, f->plans.places[i], largest_plan_bytes(f));
     if (f->memory)
         dskv_device_free(f->parts.device, f->memory, f->memory_bytes);
     free(f);

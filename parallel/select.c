@@ -129,21 +129,29 @@ static size_t report_bytes(const struct dskv_select_state *s, int32_t n_rows, in
     return (size_t)s->parts.shard->n_ranks * slot_layout(n_rows, k).logits + (size_t)n_rows * sizeof(int32_t);
 }
 
-/* Every rank reports, if only when a step began and ended. */
-static int alloc_places(struct dskv_select_state *s)
+/* Of a place: every rank reports, if only when a step began and ended. */
+static size_t place_bytes(const struct dskv_select_state *s)
 {
     size_t rows = (size_t)s->parts.bounds.max_tokens, n_chunks = s->selects ? rows / (size_t)s->chunk_rows + 1 : 0;
-    size_t bytes = sizeof(struct dskv_turn_times) + n_chunks * report_bytes(s, s->chunk_rows, DSKV_MAX_TOPK);
+    return sizeof(struct dskv_turn_times) + n_chunks * report_bytes(s, s->chunk_rows, DSKV_MAX_TOPK);
+}
+
+static int alloc_places(struct dskv_select_state *s)
+{
     for (int i = 0; i < 2; i++)
-        s->reports.places[i] = dskv_device_host_alloc(s->parts.device, bytes);
+        s->reports.places[i] = dskv_device_host_alloc(s->parts.device, place_bytes(s));
     return s->reports.places[0] && s->reports.places[1];
+}
+
+static size_t logits_bytes(const struct dskv_select_state *s)
+{
+    return (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab * sizeof *s->logits;
 }
 
 static int alloc_results(struct dskv_select_state *s)
 {
     size_t rows = (size_t)s->parts.bounds.max_tokens;
-    size_t logits = (size_t)s->parts.max_logit_rows * (size_t)s->parts.model->vocab;
-    s->logits = dskv_device_host_alloc(s->parts.device, logits * sizeof *s->logits);
+    s->logits = dskv_device_host_alloc(s->parts.device, logits_bytes(s));
     s->results = calloc(rows, sizeof *s->results);
     s->topk_ids = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_ids);
     s->topk_logprobs = calloc(rows * DSKV_MAX_TOPK, sizeof *s->topk_logprobs);
@@ -179,8 +187,8 @@ void dskv_select_close(struct dskv_select_state **state)
     if (s->memory)
         dskv_device_free(s->parts.device, s->memory, s->memory_bytes);
     for (int i = 0; i < 2; i++)
-        dskv_device_host_free(s->parts.device, s->reports.places[i]);
-    dskv_device_host_free(s->parts.device, s->logits);
+        dskv_device_host_free(s->parts.device, s->reports.places[i], place_bytes(s));
+    dskv_device_host_free(s->parts.device, s->logits, logits_bytes(s));
     free(s->results);
     free(s->topk_ids);
     free(s->topk_logprobs);

@@ -80,7 +80,7 @@ void *dskv_device_queue(const struct dskv_device *device);
 
 /* Zeroed host memory that the device can reach by itself, 64-byte aligned; null when there is none left. */
 void *dskv_device_host_alloc(struct dskv_device *device, size_t bytes);
-void dskv_device_host_free(struct dskv_device *device, void *memory);
+void dskv_device_host_free(struct dskv_device *device, void *memory, size_t bytes);
 /* A queued copy from device memory to memory of dskv_device_host_alloc, which both leave alone until it is done. */
 void dskv_device_fetch(struct dskv_device *device, void *dst, const void *src, size_t bytes);
 

@@ -15,10 +15,10 @@ static struct dskv_turns open_places(struct dskv_turn *turn, size_t bytes)
     return turns;
 }
 
-static void close_places(const struct dskv_turns *turns)
+static void close_places(const struct dskv_turns *turns, size_t bytes)
 {
     for (int i = 0; i < 2; i++)
-        dskv_device_host_free(gpu, turns->places[i]);
+        dskv_device_host_free(gpu, turns->places[i], bytes);
 }
 
 /* Receives WORDS words and reports two parts of them, behind a gap. */
@@ -77,8 +77,8 @@ static void places_take_turns(void)
     dskv_recording_close(gpu, &recording);
     dskv_device_free(gpu, r.words, WORDS * 4);
     dskv_device_free(gpu, turn, sizeof *turn);
-    close_places(&r.in);
-    close_places(&r.out);
+    close_places(&r.in, WORDS * 4);
+    close_places(&r.out, (WORDS + 20) * 4);
 }
 
 /* The largest over all shards, lowest id of equals, whatever the shards' order; empty shards say nothing. */
