@@ -16,23 +16,10 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define LINGER_MS 500 /* for replies that are on their way when the transport closes */
-
-/* This process's rank as mpirun or srun tells it to every child; 0 when it was started by hand. */
-static int launched_rank(void)
-{
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *value = getenv(names[i]);
-        if (value)
-            return (int)strtol(value, NULL, 10);
-    }
-    return 0;
-}
 
 /* Tells a failure that every rank met alike: rank 0 says it, the others wait for the launcher to end them, since their
  * own exit could end rank 0 before it has spoken. */
@@ -129,7 +116,7 @@ int main(int argc, char **argv)
     struct dskv_config config;
     struct dskv_error error = {0};
     enum dskv_exit code = dskv_config_parse(argc, argv, &config, &error);
-    int rank = launched_rank(), n_ranks;
+    int rank = dskv_parallel_launched_rank(), n_ranks;
     if (code)
         return fail(code, rank, &error);
     if (config.command != DSKV_RUN && config.command != DSKV_REPLAY)

@@ -164,8 +164,7 @@ static enum dskv_exit bench(const struct options *options, struct dskv_error *er
 /* Every rank reads the same command line; one of them tells what is wrong with it. */
 static int speaks(void)
 {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    return !rank || strcmp(rank, "0") == 0;
+    return dskv_parallel_launched_rank() == 0;
 }
 
 int main(int argc, char **argv)

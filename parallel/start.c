@@ -48,6 +48,13 @@ static void read_launcher(long *rank, long *n_ranks)
         }
 }
 
+int dskv_parallel_launched_rank(void)
+{
+    long rank, n_ranks;
+    read_launcher(&rank, &n_ranks);
+    return (int)rank;
+}
+
 static long launched_hosts(void)
 {
     if (environment_number("OMPI_COMM_WORLD_LOCAL_SIZE", 0) < environment_number("OMPI_COMM_WORLD_SIZE", 0))

@@ -40,6 +40,8 @@ struct dskv_engine_options {
     int trace_ops;            /* debug: a checksum per operation */
 };
 
+/* This process's rank as mpirun or srun tells it to every child, before MPI is up; 0 when it was started by hand. */
+int dskv_parallel_launched_rank(void);
 /* Before dskv_engine_open, on every rank: decides whether there is an MPI job (mpirun, srun) or just this process, sets
  * what Open MPI needs, starts it, tells rank and size.  Never called by --help, --version, --print-config, --check. */
 enum dskv_exit dskv_parallel_start(int *rank, int *n_ranks, struct dskv_error *error);
