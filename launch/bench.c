@@ -11,7 +11,6 @@
 #include "base/log.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
