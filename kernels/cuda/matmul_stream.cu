@@ -8,7 +8,7 @@
  * registers and take 16 outputs and up to 16 rows each.
  *
  * Shared memory: n_stages of n_boxes boxes of 64 k-values of weights and of x, 1024-byte aligned, 128-byte rows whose
- * 16-byte chunks are swizzled by the row's number modulo 8 (no bank conflicts), and two barriers a stage.  x must be
+ * 16-byte chunks are swizzled by the row's number modulo 8 (no bank conflicts), and three barriers a stage.  x must be
  * 16-byte aligned and k whole boxes.
  *
  * A launch may overlap its predecessor's end: weights, which no operation writes, are requested at once, x and y are
@@ -29,8 +29,9 @@ enum {
     MAX_STAGES = 32,
     STAGE_WEIGHT_BYTES = 32 << 10, /* about: fewer, larger stages cost fewer waits */
     MIN_STAGES = 4,
-    SHARED_BYTES = 176 << 10, /* more is no faster, and the rest lets the operation before end beside this one */
-    GROUP_UNITS = 4,          /* of a warpgroup */
+    IN_FLIGHT_BYTES = 64 << 10, /* of weights, a block: the pace of memory, and no queue for others to wait in */
+    SHARED_BYTES = 176 << 10,   /* more is no faster, and the rest lets the operation before end beside this one */
+    GROUP_UNITS = 4,            /* of a warpgroup */
     SPARE_BYTES = (GROUP_UNITS - 1) * UNIT * BOX_ROW_BYTES, /* what a warpgroup may read behind the last stage */
 };
 
@@ -87,28 +88,41 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
 
 struct ring {
     unsigned char *stages;
-    uint64_t *full, *empty;
+    uint64_t *w_full, *x_full, *empty;
     int stage_bytes, w_box_bytes, x_box_bytes;
 };
 
 /* One thread: every stage of one operand, for all of this block's tiles.  further: from the rows of its first box to
- * those of its second, which lies behind it; 0: there is none.  Where k ends inside a stage, the rest reads
- * as zeros.  Counters instead of quotients: a step of the smallest tiles has few hundred cycles. */
-__device__ __forceinline__ void feed(const struct ring &ring, const struct stream_layout &layout,
-                                     const CUtensorMap *map, int place, int bytes, int row, int row_step, int further)
+ * those of its second, which lies behind it; 0: there is none.  in_flight: stages under way at a time.  Where k ends
+ * inside a stage, the rest reads as zeros.  Counters instead of quotients: a step of the smallest tiles has few hundred
+ * cycles. */
+__device__ __forceinline__ void feed(const struct ring &ring, uint64_t *full, const struct stream_layout &layout,
+                                     const CUtensorMap *map, int place, int bytes, int row, int row_step, int further,
+                                     int in_flight)
 {
-    int slot = 0, parity = 1; /* a barrier that has never completed lets the other parity pass */
+    int slot = 0, parity = 1;                   /* a barrier that has never completed lets the other parity pass */
+    int oldest = -in_flight, oldest_parity = 0; /* of those under way */
     for (int tile = (int)blockIdx.x; tile < layout.n_tiles; tile += (int)gridDim.x, row += row_step)
         for (int box = 0; box < layout.n_k_boxes; box += layout.n_boxes) {
             barrier_wait(ring.empty + slot, parity);
-            barrier_expect(ring.full + slot, bytes);
+            if (oldest >= 0)
+                barrier_wait(full + oldest, oldest_parity);
+            if (++oldest == layout.n_stages)
+                oldest = 0, oldest_parity ^= 1;
+            barrier_expect(full + slot, bytes);
             unsigned char *stage = ring.stages + slot * ring.stage_bytes + place;
-            copy_boxes(stage, map, row, box, ring.full + slot);
+            copy_boxes(stage, map, row, box, full + slot);
             if (further)
-                copy_boxes(stage + bytes / 2, map, row + further, box, ring.full + slot);
+                copy_boxes(stage + bytes / 2, map, row + further, box, full + slot);
             if (++slot == layout.n_stages)
                 slot = 0, parity ^= 1;
         }
+}
+
+__device__ __forceinline__ void await_stage(const struct ring &ring, int slot, int parity)
+{
+    barrier_wait(ring.w_full + slot, parity);
+    barrier_wait(ring.x_full + slot, parity);
 }
 
 template <typename Y, int TOKENS, ending ENDING>
@@ -145,7 +159,7 @@ __device__ __forceinline__ void consume(const struct ring &ring, const struct st
             uint64_t w = wgmma_operand(stage + w_place);
             uint64_t x = wgmma_operand(stage + layout.n_boxes * ring.w_box_bytes);
             int n = min(layout.n_boxes, layout.n_k_boxes - box);
-            barrier_wait(ring.full + slot, parity);
+            await_stage(ring, slot, parity);
             for (int i = 0; i < n; i++, w += ring.w_box_bytes >> 4, x += ring.x_box_bytes >> 4) {
                 wgmma_begin();
 #pragma unroll
@@ -242,7 +256,7 @@ __device__ __forceinline__ void consume_gated(const struct ring &ring, const str
         uint32_t w = 0, x = 0;
         auto enter_box = [&]() {
             if (box_of_stage == 0) {
-                barrier_wait(ring.full + slot, parity);
+                await_stage(ring, slot, parity);
                 w = w_rows + slot * ring.stage_bytes;
                 x = x_rows + slot * ring.stage_bytes;
             }
@@ -285,10 +299,10 @@ __global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32
 {
 #if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
     extern __shared__ __align__(1024) unsigned char stages[];
-    __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    __shared__ uint64_t w_full[MAX_STAGES], x_full[MAX_STAGES], empty[MAX_STAGES];
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32; /* one for all lanes */
     int n_consumers = deal<TOKENS, ENDING>::consumers(layout.n_units);
-    struct ring ring = {stages, full, empty};
+    struct ring ring = {stages, w_full, x_full, empty};
     int tile_rows = layout.n_units * (ENDING == GATED ? GATED_UNIT : UNIT); /* of a box */
     int w_bytes = layout.n_boxes * layout.n_units * UNIT * BOX_ROW_BYTES,
         x_bytes = layout.n_boxes * TOKENS * BOX_ROW_BYTES;
@@ -297,7 +311,8 @@ __global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32
     ring.stage_bytes = w_bytes + x_bytes;
     if (threadIdx.x == 0) {
         for (int i = 0; i < layout.n_stages; i++) {
-            barrier_init(full + i, 2);
+            barrier_init(w_full + i, 1);
+            barrier_init(x_full + i, 1);
             barrier_init(empty + i, n_consumers);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -312,12 +327,12 @@ __global__ void __launch_bounds__((deal<TOKENS, ENDING>::MAX_CONSUMERS + 2) * 32
             consume<T, Y, TOKENS, ENDING>(ring, layout, bias, y, warp, lane);
     } else if (warp == n_consumers && lane == 0) {
         prefetch_map(&w_map);
-        feed(ring, layout, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
-             ENDING == GATED ? (int)layout.n : 0);
+        feed(ring, w_full, layout, &w_map, 0, w_bytes, (int)blockIdx.x * tile_rows, (int)gridDim.x * tile_rows,
+             ENDING == GATED ? (int)layout.n : 0, min(max(IN_FLIGHT_BYTES / w_bytes, 1), layout.n_stages));
     } else if (warp > n_consumers && lane == 0) {
         prefetch_map(&x_map);
         wait_for_previous(); /* x may still be written */
-        feed(ring, layout, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0);
+        feed(ring, x_full, layout, &x_map, w_bytes, x_bytes, (int)blockIdx.y * TOKENS, 0, 0, layout.n_stages);
     }
 #endif
 }
