@@ -26,7 +26,7 @@ __device__ void compute_piece(piece_state *state, kv_layer kv, int kv_head, cons
         int key = first + half * 32 + lane;
         score[half] = -INFINITY;
         if (key <= last) {
-            const K *row = key_at<K>(kv, table[key / kv.block_tokens], kv_head, key % kv.block_tokens);
+            const K *row = key_of_position<K>(kv, table, key, kv_head);
             float sum = 0.0f;
             for (int d = 0; d < kv.head_dim; d++)
                 sum = fmaf(q[d], to_float(row[d]), sum);
@@ -49,7 +49,7 @@ __device__ void compute_piece(piece_state *state, kv_layer kv, int kv_head, cons
     for (int i = 0; i < n_keys; i++) {
         float w = __shfl_sync(~0u, weight[i / 32], i % 32);
         int key = first + i;
-        const K *row = key_at<K>(kv, table[key / kv.block_tokens], kv_head, key % kv.block_tokens) + value_offset(kv);
+        const K *row = key_of_position<K>(kv, table, key, kv_head) + value_offset(kv);
 #pragma unroll
         for (int j = 0; j < MAX_DIMS; j++)
             if (lane + j * 32 < kv.head_dim)
@@ -129,7 +129,7 @@ template <typename T, typename K> __global__ void pieces_kernel(attention_grid g
     piece_state state;
     compute_piece<K>(&state, g.kv, g.kv_head_of_head[head], table, piece * DSKV_KEY_PIECE, last, queries[warp], g.scale,
                      lane);
-    float *place = scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + piece) * SCRATCH_FLOATS;
+    float *place = piece_place<SCRATCH_FLOATS>(scratch, g, row, head, piece);
     if (lane == 0) {
         place[0] = state.max;
         place[1] = state.sum;
@@ -152,7 +152,7 @@ template <typename T> __global__ void merge_kernel(attention_grid g, const float
     piece_state all, piece;
     clear_state(&all);
     for (int i = 0; i * DSKV_KEY_PIECE <= last; i++) {
-        const float *place = scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + i) * SCRATCH_FLOATS;
+        const float *place = piece_place<SCRATCH_FLOATS>(scratch, g, row, head, i);
         piece.max = place[0];
         piece.sum = place[1];
         for (int j = 0; j < MAX_DIMS; j++)

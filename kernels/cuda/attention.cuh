@@ -35,6 +35,13 @@ static __device__ __forceinline__ bool find_row(const attention_grid &g, int row
     return row >= w.first && row < w.first + w.n_tokens;
 }
 
+/* Where a piece of a row and head lies in scratch, N floats each. */
+template <int N, typename F>
+__device__ __forceinline__ F *piece_place(F *scratch, const attention_grid &g, int row, int head, int piece)
+{
+    return scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + piece) * N;
+}
+
 /* Queues the operation and says so, or leaves it to the generic form. */
 int attention_with_tensor_instructions(struct dskv_device *device, const struct dskv_attention *p,
                                        const attention_grid &g);

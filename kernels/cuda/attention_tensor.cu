@@ -17,12 +17,6 @@ enum { WIDE = TILE * N_WARPS };
 /* A pair's pieces in scratch, side by side: max, sum, two unused, D values. */
 template <int D> constexpr int scratch_floats = D + 4;
 
-template <int D>
-__device__ __forceinline__ float *piece_place(float *scratch, const attention_grid &g, int row, int head, int piece)
-{
-    return scratch + (((int64_t)row * g.n_heads + head) * g.n_pieces + piece) * scratch_floats<D>;
-}
-
 /* Grid: (heads, rows), a thread a dimension.  The factors of 32 pieces are found by as many lanes, each warp for
  * itself: a running maximum is the same however it is found. */
 template <typename T, int D>
@@ -37,7 +31,7 @@ __global__ void __launch_bounds__((D + 31) / 32 * 32)
     if (!exists)
         return;
     int n = last / KEYS + 1;
-    const float *pieces = piece_place<D>((float *)scratch, g, row, head, 0);
+    const float *pieces = piece_place<scratch_floats<D>>(scratch, g, row, head, 0);
     float max = -INFINITY, sum = 0.0f, value = 0.0f, next[32];
     for (int first = 0; first < n; first += 32, pieces += 32 * scratch_floats<D>) {
         float2 mine =
@@ -73,9 +67,10 @@ __device__ __forceinline__ void find_places(float **place, float *scratch, const
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int mine = pair + (int)threadIdx.x % 32 / 4 + half * 8;
-        place[half] =
-            piece * KEYS <= last[half] ? piece_place<D>(scratch, g, row_of(t, mine), head_of(t, mine), piece) : NULL;
+        int mine = pair_of_lane(pair, half);
+        place[half] = piece * KEYS <= last[half]
+                          ? piece_place<scratch_floats<D>>(scratch, g, row_of(t, mine), head_of(t, mine), piece)
+                          : NULL;
     }
 }
 
@@ -100,14 +95,11 @@ __device__ __forceinline__ void store_values(float *const *place, const float (*
                     make_float2(value[i][half * 2], value[i][half * 2 + 1]);
 }
 
-/* Two neighbours can be accessed as one in every row. */
-template <typename T> __device__ __forceinline__ bool are_pairs_aligned(const T *rows, int64_t stride)
-{
-    return (size_t)rows % 4 == 0 && stride % 2 == 0;
-}
+/* Blocks that a multiprocessor holds: of tiles of 16 pairs, with some pieces of one each or with all of it, and of
+ * tiles of 64. */
+enum { NARROW_RESIDENT = 3, NARROW_WHOLE_RESIDENT = 4, WIDE_RESIDENT = 2 };
 
-/* Where blocks take whole tiles there are many: four at a time on a multiprocessor, which has room for one piece of
- * large heads each. */
+/* Where blocks take whole tiles there are many, and four have room for one piece of large heads each. */
 template <int D, bool SPLIT> constexpr int narrow_stages = SPLIT || D <= 96 ? 2 : 1;
 
 /* A block's pieces on their way through one or two stages. */
@@ -154,6 +146,21 @@ template <typename T, int D, int STAGES> struct piece_stages {
     }
 };
 
+/* The head of a tile: its first piece is asked for, and a warp has what it needs of its 16 pairs from `pair` on. */
+template <typename T, int D, int STAGES>
+__device__ __forceinline__ void begin_tile(const piece_stages<T, D, STAGES> &stages, const attention_grid &g, int pair,
+                                           const T *q, bool q_aligned, rows_seen *seen, uint32_t (*queries)[4],
+                                           rows_state *all)
+{
+    const tile &t = stages.t;
+    *seen = seen_from(t, pair);
+    clear_rows(all);
+    prefetch_piece<T>(g.kv, stages.kv_head, t.table, stages.pieces.next * KEYS, t.last);
+    wait_for_previous();
+    stages.begin();
+    load_queries<T, D>(queries, g, t, pair, q, q_aligned);
+}
+
 /* The weights of a tile of 16 pairs in one piece, which four warps share: warp w finds those of keys [16 w, 16 w + 16),
  * all get all of them.  Threads meet before the weights are read. */
 template <typename T, int D>
@@ -161,16 +168,14 @@ __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *ma
                                                const T *keys, int first, const int *last, float scale,
                                                T *shared_weights, float (*shared_max)[TILE])
 {
-    constexpr int WEIGHT_PITCH = KEYS + 8;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float score[1][2][4];
     multiply_keys<T, D, 1>(score, queries, keys + warp * 16 * pitch_of<D>);
     mask_scores(score[0], first + warp * 16, last);
-    for (int half = 0; half < 2; half++) {
-        max[half] = max_of_row(max_of_lane(-INFINITY, score[0], half));
+    max_of_rows<1>(max, score);
+    for (int half = 0; half < 2; half++)
         if (lane % 4 == 0)
             shared_max[warp][lane / 4 + half * 8] = max[half];
-    }
     __syncthreads();
     for (int half = 0; half < 2; half++) {
         for (int i = 0; i < N_WARPS; i++)
@@ -179,53 +184,50 @@ __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *ma
     }
     weigh<T>(weights[0], score[0], scale, max);
     for (int i = 0; i < 4; i++)
-        *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * WEIGHT_PITCH + warp * 16 + i / 2 * 8 + lane % 4 * 2) =
+        *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * pitch_of<KEYS> + warp * 16 + i / 2 * 8 + lane % 4 * 2) =
             weights[0][i];
 }
 
 /* Tiles of 16 pairs: in a piece, warp w takes keys [16 w, 16 w + 16), then dimensions in units of 16, every fourth. */
 template <typename T, int D, bool SPLIT>
-__global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
+__global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WHOLE_RESIDENT)
     narrow_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
-    constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS, WEIGHT_PITCH = KEYS + 8;
+    constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS;
     extern __shared__ __align__(16) char shared[];
-    __shared__ __align__(16) T shared_weights[TILE * WEIGHT_PITCH];
+    __shared__ __align__(16) T shared_weights[TILE * pitch_of<KEYS>];
     __shared__ float shared_max[N_WARPS][TILE];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, kv_head = (int)blockIdx.y, column = warp * 16;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, column = warp * 16;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
     piece_range pieces;
-    piece_stages<T, D, narrow_stages<D, SPLIT>> stages = {(T *)shared, g.kv, kv_head, t, pieces};
+    piece_stages<T, D, narrow_stages<D, SPLIT>> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
     let_next_begin();
-    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS}; next_tile<SPLIT>(g, kv_head, TILE, &walk, &t, &pieces);) {
+    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
+         next_tile<SPLIT>(g, stages.kv_head, TILE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
-        int last[2] = {last_of(t, t.first_pair + lane / 4), last_of(t, t.first_pair + lane / 4 + 8)};
+        rows_seen seen;
         uint32_t queries[D / 16][4];
         rows_state all;
         float all_values[UNITS][2][4] = {};
-        clear_rows(&all);
-        prefetch_piece<T>(g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
-        wait_for_previous();
-        stages.begin();
-        load_queries<T, D>(queries, g, t, t.first_pair, q, q_aligned);
+        begin_tile(stages, g, t.first_pair, q, q_aligned, &seen, queries, &all);
         for (int piece = pieces.next; piece < pieces.end; piece++) {
             int first = piece * KEYS;
             float max[2], sum[2], value[UNITS][2][4];
             uint32_t weights[KEYS / 16][4];
             stages.wait(piece);
-            weigh_together<T, D>(weights, max, queries, stages.keys(piece), first, last, scale, shared_weights,
+            weigh_together<T, D>(weights, max, queries, stages.keys(piece), first, seen.last, scale, shared_weights,
                                  shared_max);
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
-                load_matrices(weights[i], shared_weights + lane % 16 * WEIGHT_PITCH + i * 16 + lane / 16 * 8);
+                load_matrices(weights[i], shared_weights + lane % 16 * pitch_of<KEYS> + i * 16 + lane / 16 * 8);
             sum_weights<T>(sum, weights);
             multiply_values<T, D, UNITS>(value, weights, stages.values(piece), column, STEP);
             if (SPLIT) {
                 float *place[2];
-                find_places<D>(place, scratch, g, t, t.first_pair, last, piece);
+                find_places<D>(place, scratch, g, t, t.first_pair, seen.last, piece);
                 if (warp == 0)
                     store_sums(place, max, sum);
 #pragma unroll
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
                 is_spoilt |= has_nan<UNITS>(value);
             } else {
                 float keep[2], add[2];
-                merge_rows(&all, max, sum, last, first, keep, add);
+                merge_rows(&all, max, sum, seen.last, first, keep, add);
 #pragma unroll
                 for (int i = 0; i < UNITS; i++)
                     merge_values(all_values[i], value[i], keep, add);
@@ -257,31 +259,29 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? 3 : 4)
 
 /* Tiles of 64 pairs, a warp takes 16. */
 template <typename T, int D, bool SPLIT>
-__global__ void __launch_bounds__(N_THREADS, 2) wide_kernel(attention_grid g, const T *q, T *out, float *scratch)
+__global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
+    wide_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
     constexpr int UNITS = D / 16, AT_ONCE = 4; /* units that are computed side by side */
     extern __shared__ __align__(16) char shared[];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, kv_head = (int)blockIdx.y;
+    int warp = (int)threadIdx.x / 32;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
     piece_range pieces;
-    piece_stages<T, D, 2> stages = {(T *)shared, g.kv, kv_head, t, pieces};
+    piece_stages<T, D, 2> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
     let_next_begin();
     /* Late tiles see most keys and come first. */
     for (tile_walk walk = {(int)(gridDim.x - 1 - blockIdx.x), ALL_TOKENS};
-         next_tile<SPLIT>(g, kv_head, WIDE, &walk, &t, &pieces);) {
+         next_tile<SPLIT>(g, stages.kv_head, WIDE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
-        int pair = t.first_pair + warp * TILE, last[2] = {last_of(t, pair + lane / 4), last_of(t, pair + lane / 4 + 8)};
-        int least = last_of(t, pair), most = least < 0 ? -1 : last_of(t, min(pair + TILE, t.n_pairs) - 1);
+        int pair = t.first_pair + warp * TILE;
+        int most = pair < t.n_pairs ? last_of(t, min(pair + TILE, t.n_pairs) - 1) : -1;
+        rows_seen seen;
         uint32_t queries[D / 16][4];
         rows_state all;
         float all_values[UNITS][2][4] = {};
-        clear_rows(&all);
-        prefetch_piece<T>(g.kv, kv_head, t.table, pieces.next * KEYS, t.last);
-        wait_for_previous();
-        stages.begin();
-        load_queries<T, D>(queries, g, t, pair, q, q_aligned);
+        begin_tile(stages, g, pair, q, q_aligned, &seen, queries, &all);
         for (int piece = pieces.next; piece < pieces.end; piece++) {
             const T *values = stages.values(piece);
             int first = piece * KEYS;
@@ -290,28 +290,17 @@ __global__ void __launch_bounds__(N_THREADS, 2) wide_kernel(attention_grid g, co
                 continue; /* nobody in this warp sees the piece */
             float score[KEYS / 16][2][4], max[2], sum[2], keep[2], add[2], *place[2];
             multiply_keys<T, D, KEYS / 16>(score, queries, stages.keys(piece));
-            if (first + KEYS - 1 > least)
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-                    mask_scores(score[i], first + i * 16, last);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                max[half] = -INFINITY;
-#pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-                    max[half] = max_of_lane(max[half], score[i], half);
-                max[half] = max_of_row(max[half]) * scale;
-            }
+            mask_piece(max, score, seen, first, scale);
             uint32_t weights[KEYS / 16][4];
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
                 weigh<T>(weights[i], score[i], scale, max);
             sum_weights<T>(sum, weights);
             if (SPLIT) {
-                find_places<D>(place, scratch, g, t, pair, last, piece);
+                find_places<D>(place, scratch, g, t, pair, seen.last, piece);
                 store_sums(place, max, sum);
             } else {
-                merge_rows(&all, max, sum, last, first, keep, add);
+                merge_rows(&all, max, sum, seen.last, first, keep, add);
             }
 #pragma unroll
             for (int unit = 0; unit < UNITS; unit += AT_ONCE) {
@@ -349,9 +338,6 @@ struct kernel_choice {
     int64_t n_tiles;   /* of a KV head with the mean number of query heads, at most */
     int64_t per_block; /* pieces that a block takes; 0: all of its tile */
 };
-
-/* Blocks of some pieces each that a multiprocessor holds. */
-enum { NARROW_RESIDENT = 3, WIDE_RESIDENT = 2 };
 
 static kernel_choice choose_kernel(const struct dskv_cuda *cuda, const struct dskv_attention *p,
                                    const attention_grid &g, size_t scratch_row)

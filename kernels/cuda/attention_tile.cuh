@@ -1,4 +1,5 @@
-/* One piece of keys against 16 queries with mma.sync m16n8k16: what every kernel of attention_tensor.cu is made of.
+/* One piece of keys against 16 queries with mma.sync m16n8k16: what the kernels of attention_tensor.cu are made of, and
+ * in part those of attention_wgmma.cu.
  *
  * The steps are one warp's, and each has one order: a score is one accumulator over the head's dimensions in steps of
  * 16, a row's sum and its values are each one accumulator over the piece's 64 keys in steps of 16.  Which warp does
@@ -90,6 +91,23 @@ __device__ __forceinline__ int head_of(const tile &t, int pair)
 __device__ __forceinline__ int last_of(const tile &t, int pair)
 {
     return pair < t.n_pairs ? t.start + pair / t.group : -1;
+}
+
+/* The pair of a lane's first or second row (half: 0, 1) of the 16 from `first` on. */
+__device__ __forceinline__ int pair_of_lane(int first, int half)
+{
+    return first + (int)threadIdx.x % 32 / 4 + half * 8;
+}
+
+/* What a warp's 16 pairs from `first` on see. */
+struct rows_seen {
+    int last[2]; /* last keys of the lane's two rows */
+    int least;   /* the least last key of all; behind the run's end nothing needs a mask */
+};
+__device__ __forceinline__ rows_seen seen_from(const tile &t, int first)
+{
+    return {{last_of(t, pair_of_lane(first, 0)), last_of(t, pair_of_lane(first, 1))},
+            first < t.n_pairs ? last_of(t, first) : INT_MAX};
 }
 
 /* Tile `index` of a KV head, counted run by run; false behind the last one.  All lanes of a warp call it. */
@@ -202,8 +220,7 @@ __device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int 
 {
     constexpr int CHUNKS = D / 8; /* of 16 bytes in a row */
     bool one_block = kv.block_tokens % KEYS == 0;
-    const T *start = one_block ? key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens)
-                               : (const T *)kv.data;
+    const T *start = one_block ? key_of_position<T>(kv, table, first, kv_head) : (const T *)kv.data;
 #pragma unroll
     for (int step = 0; step < KEYS * CHUNKS / N_THREADS; step++) {
         int i = step * N_THREADS + (int)threadIdx.x, key = i / CHUNKS, column = i % CHUNKS * 8, position = first + key;
@@ -212,7 +229,7 @@ __device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int 
         if (one_block)
             row = start + (seen ? key * D : 0);
         else if (seen)
-            row = key_at<T>(kv, table[position / kv.block_tokens], kv_head, position % kv.block_tokens);
+            row = key_of_position<T>(kv, table, position, kv_head);
         copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
         copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
     }
@@ -225,7 +242,7 @@ __device__ __forceinline__ void prefetch_piece(kv_layer kv, int kv_head, const i
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (kv.block_tokens % KEYS == 0 && threadIdx.x == 0) {
-        const T *keys = key_at<T>(kv, table[first / kv.block_tokens], kv_head, first % kv.block_tokens);
+        const T *keys = key_of_position<T>(kv, table, first, kv_head);
         int bytes = min(KEYS, last - first + 1) * kv.head_dim * (int)sizeof(T);
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys), "r"(bytes) : "memory");
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys + value_offset(kv)), "r"(bytes)
@@ -234,15 +251,21 @@ __device__ __forceinline__ void prefetch_piece(kv_layer kv, int kv_head, const i
 #endif
 }
 
+/* Two neighbours can be accessed as one in every row. */
+template <typename T> __host__ __device__ __forceinline__ bool are_pairs_aligned(const T *rows, int64_t stride)
+{
+    return (size_t)rows % 4 == 0 && stride % 2 == 0;
+}
+
 /* The 16 queries from `pair` on as the left operand; zeros behind the run's end. */
 template <typename T, int D>
 __device__ __forceinline__ void load_queries(uint32_t (*a)[4], const attention_grid &g, const tile &t, int pair,
                                              const T *q, bool aligned)
 {
-    int lane = (int)threadIdx.x % 32, column = lane % 4 * 2;
+    int column = (int)threadIdx.x % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int mine = pair + lane / 4 + half * 8;
+        int mine = pair_of_lane(pair, half);
         bool exists = mine < t.n_pairs;
         const T *row = exists ? q + row_of(t, mine) * g.q_stride + (int64_t)head_of(t, mine) * D + column : q;
 #pragma unroll
@@ -289,17 +312,31 @@ __device__ __forceinline__ void mask_scores(float (*score)[4], int first_key, co
             score[i][j] = column + i * 8 + j % 2 <= last[j / 2] ? score[i][j] : -INFINITY;
 }
 
-/* The larger of `max` and of a row's (0, 1: of a lane's two) scores of 16 keys that this lane holds. */
-__device__ __forceinline__ float max_of_lane(float max, const float (*score)[4], int row)
+/* The largest of each of a lane's two rows' scores, of N * 16 keys, over all of the row's lanes. */
+template <int N> __device__ __forceinline__ void max_of_rows(float *max, const float (*score)[2][4])
 {
-    return fmaxf(
-        max, fmaxf(fmaxf(score[0][row * 2], score[0][row * 2 + 1]), fmaxf(score[1][row * 2], score[1][row * 2 + 1])));
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        max[half] = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < N * 2; i++)
+            max[half] = fmaxf(max[half], fmaxf(score[i / 2][i % 2][half * 2], score[i / 2][i % 2][half * 2 + 1]));
+        max[half] = fmaxf(max[half], __shfl_xor_sync(~0u, max[half], 1));
+        max[half] = fmaxf(max[half], __shfl_xor_sync(~0u, max[half], 2));
+    }
 }
-/* The largest over the lanes of a row. */
-__device__ __forceinline__ float max_of_row(float x)
+
+/* Masks the scores of the piece that begins at key `first`, if any need it, and finds the rows' maxima, scaled. */
+__device__ __forceinline__ void mask_piece(float *max, float (*score)[2][4], const rows_seen &seen, int first,
+                                           float scale)
 {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+    if (first + KEYS - 1 > seen.least)
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++)
+            mask_scores(score[i], first + i * 16, seen.last);
+    max_of_rows<KEYS / 16>(max, score);
+    max[0] *= scale;
+    max[1] *= scale;
 }
 
 /* Scores of 16 keys become weights 2^(score * scale - max).  A masked key's is 0, also where all are masked and the
@@ -436,13 +473,13 @@ template <typename T, int D>
 __device__ __forceinline__ void store_results(const attention_grid &g, const tile &t, int pair, const float (*value)[4],
                                               const float *sum, int column, T *out, bool aligned)
 {
-    int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int mine = pair + lane / 4 + half * 8;
+        int mine = pair_of_lane(pair, half);
         if (mine >= t.n_pairs)
             continue;
-        T *row = out + row_of(t, mine) * g.out_stride + (int64_t)head_of(t, mine) * D + column + lane % 4 * 2;
+        T *row =
+            out + row_of(t, mine) * g.out_stride + (int64_t)head_of(t, mine) * D + column + (int)threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             T low = from_float<T>(value[i][half * 2] / sum[half]),

@@ -7,17 +7,19 @@
  * Grid: (persistent blocks, KV heads).  A block walks tiles of N_GROUPS * 64 pairs, late ones first.  In its last
  * warpgroup one thread asks the copy engine for keys and values, and a warp for each other group fetches its queries;
  * the others compute 64 pairs each.  Shared memory: each group's queries, a ring of stages of keys and values as
- * [D / 64][64 keys][64 dimensions], all swizzled as attention_wgmma.cuh has it; 1024-byte aligned.  Queries are 16-byte
- * aligned.
+ * [D / 64][64 keys][64 dimensions], all swizzled as wgmma.cuh has it; 1024-byte aligned.  Queries are
+ * 16-byte aligned.
  */
 #include "cuda/attention_tile.cuh"
-#include "cuda/attention_wgmma.cuh"
 #include "cuda/bulk.cuh"
+#include "cuda/wgmma.cuh"
 
 #include <algorithm>
 
 /* Pairs and threads of a warpgroup. */
-enum { GROUP_PAIRS = 64, GROUP_THREADS = 128, HALF_DIMS = 64, HALF_BYTES = KEYS * HALF_DIMS * 2 };
+enum { GROUP_PAIRS = 64, GROUP_THREADS = 128 };
+/* Rows of shared memory hold half of a head's dimensions, or all 64. */
+enum { HALF_DIMS = 64, ROW_BYTES = HALF_DIMS * 2, HALF_BYTES = KEYS * ROW_BYTES };
 
 template <int D> struct shape {
     enum {
@@ -33,7 +35,7 @@ template <int D> struct shape {
     };
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef DSKV_HAS_WGMMA
 
 struct barriers_of_stage {
     uint64_t keys_full, keys_empty, values_full, values_empty;
@@ -107,7 +109,7 @@ __device__ __forceinline__ void ask(unsigned char *shared, const CUtensorMap *ma
         int row = ((int)blockIdx.y * 2 + is_value) * block_tokens + position % block_tokens;
         int block = t.table[position / block_tokens];
         for (int half = 0; half < D / HALF_DIMS; half++)
-            copy_box(shared + half * HALF_BYTES + key * SWIZZLE_ROW_BYTES, map, half * HALF_DIMS, row, block, barrier);
+            copy_box(shared + half * HALF_BYTES + key * ROW_BYTES, map, half * HALF_DIMS, row, block, barrier);
     }
 }
 
@@ -151,8 +153,8 @@ __device__ __forceinline__ void fetch(const attention_grid &g, const T *q, int n
                 bool exists = pair < t.n_pairs;
                 const T *from =
                     exists ? q + row_of(t, pair) * g.q_stride + (int64_t)head_of(t, pair) * D + chunk * 8 : q;
-                copy_or_clear(queries + chunk / 8 * HALF_BYTES + row * SWIZZLE_ROW_BYTES + (chunk % 8 ^ row % 8) * 16,
-                              from, exists ? 16 : 0);
+                copy_or_clear(queries + chunk / 8 * HALF_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16, from,
+                              exists ? 16 : 0);
             }
             commit_copies();
         } else {
@@ -168,35 +170,31 @@ __device__ __forceinline__ void fetch(const attention_grid &g, const T *q, int n
 
 /* ---- what is made of it ----------------------------------------------------------------------------------------- */
 
-/* A lane's two rows and what its warp sees. */
-struct rows_seen {
-    int last[2], least; /* last keys; the least of them over the warp */
-};
-
-template <typename T, int D> __device__ __forceinline__ void begin_keys(float *score, uint32_t queries, uint32_t keys)
+template <typename T, int D>
+__device__ __forceinline__ void begin_keys(float (*score)[4], uint64_t queries, uint64_t keys)
 {
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < D / 16; step++) {
         int offset = (step / 4 * HALF_BYTES + step % 4 * 32) >> 4;
         if (step == 0)
-            wgmma_keys<T, false>(score, queries, keys);
+            wgmma<T, KEYS, false>(score, queries, keys);
         else
-            wgmma_keys<T, true>(score, queries + offset, keys + offset);
+            wgmma<T, KEYS>(score, queries + offset, keys + offset);
     }
     wgmma_commit();
 }
 
 template <typename T, int D>
-__device__ __forceinline__ void begin_values(float *value, const uint32_t (*weights)[4], uint32_t values)
+__device__ __forceinline__ void begin_values(float (*value)[4], const uint32_t (*weights)[4], uint64_t values)
 {
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < KEYS / 16; step++)
         if (step == 0)
-            wgmma_values<T, D, false>(value, weights[step], values);
+            wgmma_transposed<T, D, false>(value, weights[step], values);
         else
-            wgmma_values<T, D, true>(value, weights[step], values + (step * 16 * SWIZZLE_ROW_BYTES >> 4));
+            wgmma_transposed<T, D, true>(value, weights[step], values + (step * 16 * ROW_BYTES >> 4));
     wgmma_commit();
 }
 
@@ -205,18 +203,7 @@ __device__ __forceinline__ void weigh_piece(float (*score)[2][4], rows_state *al
                                             const rows_seen &seen, int first, float scale)
 {
     float max[2];
-    if (first + KEYS - 1 > seen.least)
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++)
-            mask_scores(score[i], first + i * 16, seen.last);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        max[half] = -INFINITY;
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++)
-            max[half] = max_of_lane(max[half], score[i], half);
-        max[half] = max_of_row(max[half]) * scale;
-    }
+    mask_piece(max, score, seen, first, scale);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
         raise_scores(score[i], scale, max);
@@ -249,7 +236,7 @@ __device__ __forceinline__ void mend_values(float (*value)[2][4], const uint32_t
             uint32_t b[2] = {};
             for (int j = 0; j < 4; j++) {
                 int key = step * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2;
-                uint32_t at = values + block / 8 * HALF_BYTES + key * SWIZZLE_ROW_BYTES + (block % 8 ^ key % 8) * 16;
+                uint32_t at = values + block / 8 * HALF_BYTES + key * ROW_BYTES + (block % 8 ^ key % 8) * 16;
                 b[j / 2] |= (key < end ? load_16_bits(at + lane / 4 * 2) : 0) << j % 2 * 16;
             }
             mma<T>(c, weights[step], b[0], b[1]);
@@ -273,7 +260,7 @@ __device__ __forceinline__ void attend(float (*all_values)[2][4], rows_state *al
     constexpr int UNITS = D / 16, PIECE_BYTES = shape<D>::PIECE_BYTES;
     bool is_first_lane = threadIdx.x % 32 == 0;
     uint32_t base = shared_address(stages);
-    uint32_t query_operand = operand_at(queries, 0);
+    uint64_t query_operand = wgmma_operand(queries);
     float score[KEYS / 16][2][4], value[UNITS][2][4], sum[2], keep[2], add[2], next_keep[2], next_add[2];
     uint32_t weights[KEYS / 16][4];
     auto wait_for_keys = [&](int piece) {
@@ -282,21 +269,21 @@ __device__ __forceinline__ void attend(float (*all_values)[2][4], rows_state *al
     };
     auto ask_scores = [&](int piece) {
         place_in_ring<D> place(n_before + piece);
-        begin_keys<T, D>(score[0][0], query_operand, operand_at(base + place.slot * 2 * PIECE_BYTES, 0));
+        begin_keys<T, D>(score[0], query_operand, wgmma_operand(base + place.slot * 2 * PIECE_BYTES));
     };
     auto take_scores = [&](int piece) {
-        wgmma_result<KEYS / 2>(score[0][0]);
+        wgmma_sums<KEYS>(score[0]);
         if (is_first_lane)
             barrier_arrive(&barriers[place_in_ring<D>(n_before + piece).slot].keys_empty);
     };
     auto ask_values = [&](int piece) {
         place_in_ring<D> place(n_before + piece);
         barrier_wait(&barriers[place.slot].values_full, place.parity);
-        begin_values<T, D>(value[0][0], weights,
-                           operand_at(base + place.slot * 2 * PIECE_BYTES + PIECE_BYTES, HALF_BYTES));
+        begin_values<T, D>(value[0], weights,
+                           wgmma_operand(base + place.slot * 2 * PIECE_BYTES + PIECE_BYTES, HALF_BYTES));
     };
     auto take_values = [&](int piece) {
-        wgmma_result<D / 2>(value[0][0]);
+        wgmma_sums<D>(value[0]);
         int slot = place_in_ring<D>(n_before + piece).slot, first = piece * KEYS;
         if (first + KEYS - 1 > seen.least && __any_sync(~0u, has_nan<UNITS>(value)))
             mend_values<T, D>(value, weights, base + slot * 2 * PIECE_BYTES + PIECE_BYTES, seen.last, first);
@@ -366,8 +353,7 @@ __device__ __forceinline__ void compute(const attention_grid &g, T *out, bool ou
             break;
         int n = first_pair < n_pairs ? last_of(t, min(first_pair + GROUP_PAIRS, n_pairs) - 1) / KEYS + 1 : 0;
         if (n > 0) {
-            rows_seen seen = {{last_of(t, pair + lane / 4), last_of(t, pair + lane / 4 + 8)}};
-            seen.least = pair < n_pairs ? last_of(t, pair) : INT_MAX;
+            rows_seen seen = seen_from(t, pair);
             rows_state all;
             float all_values[D / 16][2][4] = {};
             clear_rows(&all);
@@ -398,7 +384,7 @@ __global__ void __launch_bounds__(shape<D>::N_THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map, attention_grid g, int box_rows, const T *q, T *out,
                  bool out_aligned)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef DSKV_HAS_WGMMA
     constexpr int N_GROUPS = shape<D>::N_GROUPS, N_STAGES = shape<D>::N_STAGES, PIECE_BYTES = shape<D>::PIECE_BYTES;
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ barriers_of_stage of_stage[N_STAGES];
@@ -481,10 +467,10 @@ static int launch_wgmma(struct dskv_cuda *cuda, const struct dskv_attention *p, 
     int box_rows = p->kv.block_tokens % 64 == 0 ? 64 : p->kv.block_tokens % 32 == 0 ? 32 : 16;
     if (!encode(&map, &p->kv, g.kv, box_rows))
         return 0;
-    bool out_aligned = (size_t)p->out.data % 4 == 0 && g.out_stride % 2 == 0;
+    T *out = (T *)p->out.data;
     dim3 grid((unsigned)std::max<int64_t>(cuda->n_multiprocessors / kv_heads, 1), (unsigned)kv_heads);
     queue_kernel(&cuda->base, "attention", wgmma_kernel<T, D>, grid, dim3(shape<D>::N_THREADS), shape<D>::SHARED_BYTES,
-                 map, g, box_rows, (const T *)p->q.data, (T *)p->out.data, out_aligned);
+                 map, g, box_rows, (const T *)p->q.data, out, are_pairs_aligned(out, g.out_stride));
     return 1;
 }
 

@@ -28,6 +28,12 @@ template <typename K> __device__ __forceinline__ K *key_of_slot(kv_layer kv, int
 {
     return key_at<K>(kv, slot / kv.block_tokens, head, slot % kv.block_tokens);
 }
+/* The same of a position, by its sequence's block table. */
+template <typename K>
+__device__ __forceinline__ K *key_of_position(kv_layer kv, const int32_t *table, int position, int head)
+{
+    return key_at<K>(kv, table[position / kv.block_tokens], head, position % kv.block_tokens);
+}
 /* From a token's key to its value. */
 __device__ __forceinline__ int64_t value_offset(kv_layer kv)
 {

@@ -1,10 +1,14 @@
-/* wgmma, the asynchronous form of the instruction that sums (mma.cuh): what brackets a run of them, and the matmul's
- * form of it (attention_wgmma.cuh has attention's).  The order and the bits are the same, but a chain of steps of k
- * takes half of the time, and operands come from shared memory by themselves.  Compute capability 9.0 alone.
+/* wgmma, the asynchronous form of the instruction that sums (mma.cuh).  The order and the bits are the same, but a
+ * chain of steps of k takes half of the time, and operands come from shared memory by themselves.  Compute capability
+ * 9.0a alone; elsewhere these do nothing.
  *
- * A warpgroup of four warps multiplies 64 rows of weights, 16 a warp, by N tokens.  Both operands lie as the copy
- * engine stores boxes of 64 k-values: rows of 128 bytes whose 16-byte chunks are swizzled by the row's number modulo 8.
- */
+ * A warpgroup of four warps multiplies 64 rows, 16 a warp, by N columns: weights by tokens, queries by keys, weights of
+ * keys by values.  Of the sums c[N / 8][4], c[j] holds columns 8 j .. as an accumulator of mma does.  The right operand
+ * lies in shared memory as the copy engine stores boxes of 64 elements: rows of 128 bytes whose 16-byte chunks are
+ * swizzled by the row's number modulo 8.  The left one lies there too or in registers.
+ *
+ * The instructions run behind the back of the program: from wgmma_begin to the wait nothing else may touch their
+ * registers, and to what they read from shared memory they are another proxy. */
 #ifndef DSKV_KERNELS_CUDA_WGMMA_CUH
 #define DSKV_KERNELS_CUDA_WGMMA_CUH
 
@@ -14,11 +18,12 @@
 #define DSKV_HAS_WGMMA 1
 #endif
 
-/* The operand whose first row lies at this address of shared memory, a multiple of 1024: eight rows are 1024 bytes, the
- * swizzle is that of 128 bytes.  Sixteen k-values on, the address is 32 bytes larger. */
-__device__ __forceinline__ uint64_t wgmma_operand(uint32_t address)
+/* The operand in shared memory whose first row lies at this address, a multiple of 1024: eight rows are 1024 bytes, the
+ * swizzle is that of 128 bytes.  column_bytes: where rows are the steps (values), from 64 columns to the next 64;
+ * unused where columns are.  All count in units of 16 bytes, so the operand n bytes further is n >> 4 more. */
+__device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, int column_bytes = 0)
 {
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (uint32_t)(column_bytes >> 4) << 16 | address >> 4;
 }
 
 /* Before the first of a run, behind its last, and until all but the last LEFT runs are done. */
@@ -49,37 +54,69 @@ template <int N> __device__ __forceinline__ void wgmma_sums(float (*c)[4])
         asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
 }
 
-/* c[N / 8][4] += 64 rows of w times N tokens of x, 16 k-values; c[j] holds tokens 8 j .. as an accumulator of mma does.
- */
-#define DSKV_WGMMA(shape, type, registers, w_at, x_at, ...)                                                            \
-    asm volatile("wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers "}, " w_at ", " x_at       \
-                 ", 1, 1, 1, 0, 0;"                                                                                    \
-                 : __VA_ARGS__                                                                                         \
-                 : "l"(w), "l"(x)                                                                                      \
-                 : "memory")
-#define DSKV_SUMS(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-template <typename T, int N> __device__ __forceinline__ void wgmma(float (*c)[4], uint64_t w, uint64_t x)
+#define DSKV_WGMMA_SUMS_8(io, j) io(c[j][0]), io(c[j][1]), io(c[j][2]), io(c[j][3])
+#define DSKV_WGMMA_SUMS_16(io, j) DSKV_WGMMA_SUMS_8(io, j), DSKV_WGMMA_SUMS_8(io, j + 1)
+#define DSKV_WGMMA_SUMS_32(io, j) DSKV_WGMMA_SUMS_16(io, j), DSKV_WGMMA_SUMS_16(io, j + 2)
+#define DSKV_WGMMA_SUMS_64(io, j) DSKV_WGMMA_SUMS_32(io, j), DSKV_WGMMA_SUMS_32(io, j + 4)
+#define DSKV_WGMMA_SUMS_128(io, j) DSKV_WGMMA_SUMS_64(io, j), DSKV_WGMMA_SUMS_64(io, j + 8)
+#define DSKV_WGMMA_NAMES_8 "%0,%1,%2,%3"
+#define DSKV_WGMMA_NAMES_16 DSKV_WGMMA_NAMES_8 ",%4,%5,%6,%7"
+#define DSKV_WGMMA_NAMES_32 DSKV_WGMMA_NAMES_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define DSKV_WGMMA_NAMES_64 DSKV_WGMMA_NAMES_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define DSKV_WGMMA_NAMES_128                                                                                           \
+    DSKV_WGMMA_NAMES_64                                                                                                \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"    \
+    "%59,%60,%61,%62,%63"
+#define DSKV_WGMMA_OLD(x) "+f"(x)
+#define DSKV_WGMMA_NEW(x) "=f"(x)
+
+/* One instruction.  adds: "1": c += left right, of DSKV_WGMMA_OLD; "0": c = left right, of DSKV_WGMMA_NEW, which holds
+ * no register before.  operands: how they are named, behind the n / 2 registers of c. */
+#define DSKV_WGMMA(io, adds, type, n, operands, transposed, ...)                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" DSKV_WGMMA_NAMES_##n             \
+                 "}, " operands ", " adds ", 1, 1, " transposed ";"                                                    \
+                 : DSKV_WGMMA_SUMS_##n(io, 0)                                                                          \
+                 : __VA_ARGS__)
+#define DSKV_WGMMA_OF_TYPE(...)                                                                                        \
+    if constexpr (ADDS && std::is_same<T, __half>::value)                                                              \
+        DSKV_WGMMA(DSKV_WGMMA_OLD, "1", "f16", __VA_ARGS__);                                                           \
+    else if constexpr (ADDS)                                                                                           \
+        DSKV_WGMMA(DSKV_WGMMA_OLD, "1", "bf16", __VA_ARGS__);                                                          \
+    else if constexpr (std::is_same<T, __half>::value)                                                                 \
+        DSKV_WGMMA(DSKV_WGMMA_NEW, "0", "f16", __VA_ARGS__);                                                           \
+    else                                                                                                               \
+        DSKV_WGMMA(DSKV_WGMMA_NEW, "0", "bf16", __VA_ARGS__)
+
+/* 64 rows of a times N rows of b, of 16 columns each, in shared memory. */
+template <typename T, int N, bool ADDS = true>
+__device__ __forceinline__ void wgmma(float (*c)[4], uint64_t a, uint64_t b)
 {
 #ifdef DSKV_HAS_WGMMA
-    constexpr bool is_half = std::is_same<T, __half>::value;
-    static_assert(N == 8 || N == 16 || N == 32, "tokens of a step");
-    if constexpr (N == 8 && is_half)
-        DSKV_WGMMA("m64n8k16", "f16", "%0,%1,%2,%3", "%4", "%5", DSKV_SUMS(0));
-    else if constexpr (N == 8)
-        DSKV_WGMMA("m64n8k16", "bf16", "%0,%1,%2,%3", "%4", "%5", DSKV_SUMS(0));
-    else if constexpr (N == 16 && is_half)
-        DSKV_WGMMA("m64n16k16", "f16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", DSKV_SUMS(0), DSKV_SUMS(1));
-    else if constexpr (N == 16)
-        DSKV_WGMMA("m64n16k16", "bf16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", DSKV_SUMS(0), DSKV_SUMS(1));
-    else if constexpr (is_half)
-        DSKV_WGMMA("m64n32k16", "f16", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17",
-                   DSKV_SUMS(0), DSKV_SUMS(1), DSKV_SUMS(2), DSKV_SUMS(3));
-    else
-        DSKV_WGMMA("m64n32k16", "bf16", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17",
-                   DSKV_SUMS(0), DSKV_SUMS(1), DSKV_SUMS(2), DSKV_SUMS(3));
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64, "columns of a step");
+    if constexpr (N == 8) {
+        DSKV_WGMMA_OF_TYPE(8, "%4, %5", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 16) {
+        DSKV_WGMMA_OF_TYPE(16, "%8, %9", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 32) {
+        DSKV_WGMMA_OF_TYPE(32, "%16, %17", "0, 0", "l"(a), "l"(b));
+    } else {
+        DSKV_WGMMA_OF_TYPE(64, "%32, %33", "0, 0", "l"(a), "l"(b));
+    }
 #endif
 }
-#undef DSKV_WGMMA
-#undef DSKV_SUMS
+
+/* 64 rows of a, in registers as the left operand of mma is, times N columns of b, whose rows are the steps. */
+template <typename T, int N, bool ADDS>
+__device__ __forceinline__ void wgmma_transposed(float (*c)[4], const uint32_t *a, uint64_t b)
+{
+#ifdef DSKV_HAS_WGMMA
+    static_assert(N == 64 || N == 128, "columns of a step");
+    if constexpr (N == 64) {
+        DSKV_WGMMA_OF_TYPE(64, "{%32,%33,%34,%35}, %36", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    } else {
+        DSKV_WGMMA_OF_TYPE(128, "{%64,%65,%66,%67}, %68", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+#endif
+}
 
 #endif
