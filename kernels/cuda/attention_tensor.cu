@@ -7,7 +7,7 @@
  * the same steps and the same merge, so the bits are the same.
  *
  * Grid: (tiles, KV heads, groups of pieces or 1), 128 threads; a block takes every gridDim.x-th tile, since KV heads
- * may have unequal numbers of query heads.  Shared memory: keys and values of one or two pieces, rows padded by 16
+ * may have unequal numbers of query heads.  Shared memory: keys and values of one to three pieces, rows padded by 16
  * bytes. Keys and values lie at multiples of 16 bytes; queries and results at any place.
  */
 #include "cuda/attention_tile.cuh"
@@ -95,14 +95,14 @@ __device__ __forceinline__ void store_values(float *const *place, const float (*
                     make_float2(value[i][half * 2], value[i][half * 2 + 1]);
 }
 
-/* Blocks that a multiprocessor holds: of tiles of 16 pairs, with some pieces of one each or with all of it, and of
- * tiles of 64. */
-enum { NARROW_RESIDENT = 3, NARROW_WHOLE_RESIDENT = 4, WIDE_RESIDENT = 2 };
+/* How tiles of 16 pairs are taken: some pieces of one by a block, or all of it, where there are few tiles and where
+ * there are so many that blocks stand close.  How many blocks a multiprocessor holds, and how many pieces fit each. */
+enum way { SPLIT, WHOLE, CLOSE };
+template <way WAY> constexpr int narrow_resident = WAY == SPLIT ? 3 : WAY == WHOLE ? 2 : 4;
+template <int D, way WAY> constexpr int narrow_stages = WAY == WHOLE ? 3 : WAY == SPLIT || D <= 96 ? 2 : 1;
+enum { WIDE_RESIDENT = 2 };
 
-/* Where blocks take whole tiles there are many, and four have room for one piece of large heads each. */
-template <int D, bool SPLIT> constexpr int narrow_stages = SPLIT || D <= 96 ? 2 : 1;
-
-/* A block's pieces on their way through one or two stages. */
+/* A block's pieces on their way through one or more stages. */
 template <typename T, int D, int STAGES> struct piece_stages {
     static constexpr int HALF = KEYS * pitch_of<D>;
     T *shared;
@@ -113,7 +113,7 @@ template <typename T, int D, int STAGES> struct piece_stages {
 
     __device__ __forceinline__ T *keys(int piece) const
     {
-        return shared + (STAGES == 2 ? ((piece - pieces.next) & 1) * 2 * HALF : 0);
+        return shared + (piece - pieces.next) % STAGES * 2 * HALF;
     }
     __device__ __forceinline__ T *values(int piece) const
     {
@@ -123,19 +123,21 @@ template <typename T, int D, int STAGES> struct piece_stages {
     {
         if (piece < pieces.end)
             copy_piece<T, D>(keys(piece), values(piece), kv, kv_head, t.table, piece * KEYS, t.last);
+        commit_copies(); /* of no piece, too: they are counted */
     }
     __device__ __forceinline__ void begin() const
     {
         __syncthreads(); /* the tile before is read */
-        ask(pieces.next);
+        for (int i = 0; i < (STAGES > 1 ? STAGES - 1 : 1); i++)
+            ask(pieces.next + i);
     }
-    /* The piece is there; with two stages the next one, whose place is read by now, is asked for. */
+    /* The piece is there; the one whose place is read by now is asked for. */
     __device__ __forceinline__ void wait(int piece) const
     {
-        wait_copies<0>();
+        wait_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
         __syncthreads();
-        if (STAGES == 2)
-            ask(piece + 1);
+        if (STAGES > 1)
+            ask(piece + STAGES - 1);
     }
     __device__ __forceinline__ void release(int piece) const
     {
@@ -189,10 +191,11 @@ __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *ma
 }
 
 /* Tiles of 16 pairs: in a piece, warp w takes keys [16 w, 16 w + 16), then dimensions in units of 16, every fourth. */
-template <typename T, int D, bool SPLIT>
-__global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WHOLE_RESIDENT)
+template <typename T, int D, way WAY>
+__global__ void __launch_bounds__(N_THREADS, narrow_resident<WAY>)
     narrow_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
+    constexpr bool IS_SPLIT = WAY == SPLIT;
     constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS;
     extern __shared__ __align__(16) char shared[];
     __shared__ __align__(16) T shared_weights[TILE * pitch_of<KEYS>];
@@ -202,10 +205,10 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WH
     float scale = g.scale * LOG2_E;
     tile t;
     piece_range pieces;
-    piece_stages<T, D, narrow_stages<D, SPLIT>> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
+    piece_stages<T, D, narrow_stages<D, WAY>> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
     let_next_begin();
     for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
-         next_tile<SPLIT>(g, stages.kv_head, TILE, &walk, &t, &pieces);) {
+         next_tile<IS_SPLIT>(g, stages.kv_head, TILE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
         rows_seen seen;
         uint32_t queries[D / 16][4];
@@ -225,7 +228,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WH
                 load_matrices(weights[i], shared_weights + lane % 16 * pitch_of<KEYS> + i * 16 + lane / 16 * 8);
             sum_weights<T>(sum, weights);
             multiply_values<T, D, UNITS>(value, weights, stages.values(piece), column, STEP);
-            if (SPLIT) {
+            if (IS_SPLIT) {
                 float *place[2];
                 find_places<D>(place, scratch, g, t, t.first_pair, seen.last, piece);
                 if (warp == 0)
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WH
             }
             stages.release(piece);
         }
-        if (!SPLIT) {
+        if (!IS_SPLIT) {
 #pragma unroll
             for (int i = 0; i < UNITS; i++)
                 if (column + i * STEP < D)
@@ -258,7 +261,7 @@ __global__ void __launch_bounds__(N_THREADS, SPLIT ? NARROW_RESIDENT : NARROW_WH
 }
 
 /* Tiles of 64 pairs, a warp takes 16. */
-template <typename T, int D, bool SPLIT>
+template <typename T, int D, bool IS_SPLIT>
 __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
     wide_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
@@ -273,7 +276,7 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
     let_next_begin();
     /* Late tiles see most keys and come first. */
     for (tile_walk walk = {(int)(gridDim.x - 1 - blockIdx.x), ALL_TOKENS};
-         next_tile<SPLIT>(g, stages.kv_head, WIDE, &walk, &t, &pieces);) {
+         next_tile<IS_SPLIT>(g, stages.kv_head, WIDE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
         int pair = t.first_pair + warp * TILE;
         int most = pair < t.n_pairs ? last_of(t, min(pair + TILE, t.n_pairs) - 1) : -1;
@@ -296,7 +299,7 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
             for (int i = 0; i < KEYS / 16; i++)
                 weigh<T>(weights[i], score[i], scale, max);
             sum_weights<T>(sum, weights);
-            if (SPLIT) {
+            if (IS_SPLIT) {
                 find_places<D>(place, scratch, g, t, pair, seen.last, piece);
                 store_sums(place, max, sum);
             } else {
@@ -309,16 +312,16 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; i++)
                     if (unit + i < UNITS) {
-                        if (SPLIT)
+                        if (IS_SPLIT)
                             store_values(place, value[i], (unit + i) * 16);
                         else
                             merge_values(all_values[unit + i], value[i], keep, add);
                     }
-                if (SPLIT)
+                if (IS_SPLIT)
                     is_spoilt |= has_nan<AT_ONCE>(value);
             }
         }
-        if (!SPLIT) {
+        if (!IS_SPLIT) {
 #pragma unroll
             for (int i = 0; i < UNITS; i++)
                 store_results<T, D>(g, t, pair, all_values[i], all.sum, i * 16, out, out_aligned);
@@ -335,8 +338,9 @@ template <typename T> using tensor_kernel = void (*)(attention_grid, const T *, 
 
 struct kernel_choice {
     bool is_wide;
+    way taken;
     int64_t n_tiles;   /* of a KV head with the mean number of query heads, at most */
-    int64_t per_block; /* pieces that a block takes; 0: all of its tile */
+    int64_t per_block; /* SPLIT: pieces that a block takes */
 };
 
 static kernel_choice choose_kernel(const struct dskv_cuda *cuda, const struct dskv_attention *p,
@@ -348,11 +352,13 @@ static kernel_choice choose_kernel(const struct dskv_cuda *cuda, const struct ds
     int64_t pairs = TILE * (c.is_wide ? N_WARPS : 1), of_row = (group + pairs - 1) / pairs;
     int64_t of_runs = (rows * group + g.n_work * (pairs - 1)) / pairs;
     c.n_tiles = of_runs < rows * of_row ? of_runs : rows * of_row;
-    int64_t resident = (int64_t)cuda->n_multiprocessors * (c.is_wide ? WIDE_RESIDENT : NARROW_RESIDENT);
+    int64_t resident = (int64_t)cuda->n_multiprocessors * (c.is_wide ? (int)WIDE_RESIDENT : narrow_resident<SPLIT>);
     int64_t n_blocks = c.n_tiles * kv_heads, per_block = (n_blocks * g.n_pieces + resident - 1) / resident;
     size_t scratch = (size_t)(rows * g.n_heads * g.n_pieces) * scratch_row;
-    if (n_blocks < cuda->n_multiprocessors && per_block < g.n_pieces && scratch <= dskv_cuda_scratch_bytes(cuda))
-        c.per_block = per_block;
+    bool is_split =
+        n_blocks < cuda->n_multiprocessors && per_block < g.n_pieces && scratch <= dskv_cuda_scratch_bytes(cuda);
+    c.per_block = per_block;
+    c.taken = is_split ? SPLIT : n_blocks <= (int64_t)cuda->n_multiprocessors * narrow_resident<WHOLE> ? WHOLE : CLOSE;
     return c;
 }
 
@@ -361,11 +367,16 @@ static void launch_tensor(struct dskv_device *device, const struct dskv_attentio
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     kernel_choice c = choose_kernel(cuda, p, g, scratch_floats<D> * sizeof(float));
-    bool is_split = c.per_block > 0;
-    int n_stages = c.per_block == 1 ? 1 : c.is_wide || is_split ? 2 : narrow_stages<D, false>;
+    bool is_split = c.taken == SPLIT;
+    int n_stages = is_split && c.per_block == 1 ? 1
+                   : c.is_wide || is_split      ? 2
+                   : c.taken == WHOLE           ? narrow_stages<D, WHOLE>
+                                                : narrow_stages<D, CLOSE>;
     size_t shared = (size_t)n_stages * 2 * KEYS * pitch_of<D> * sizeof(T);
-    tensor_kernel<T> kernel = c.is_wide ? (is_split ? wide_kernel<T, D, true> : wide_kernel<T, D, false>)
-                                        : (is_split ? narrow_kernel<T, D, true> : narrow_kernel<T, D, false>);
+    tensor_kernel<T> kernel = c.is_wide          ? (is_split ? wide_kernel<T, D, true> : wide_kernel<T, D, false>)
+                              : is_split         ? narrow_kernel<T, D, SPLIT>
+                              : c.taken == WHOLE ? narrow_kernel<T, D, WHOLE>
+                                                 : narrow_kernel<T, D, CLOSE>;
     dskv_cuda_note(cuda, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                    "attention");
     float *scratch = dskv_cuda_scratch(cuda);

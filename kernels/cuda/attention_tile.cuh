@@ -233,7 +233,6 @@ __device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int 
         copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
         copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
     }
-    commit_copies();
 }
 
 /* Brings the same nearer, into the second-level cache, which sees whatever is written later. */
