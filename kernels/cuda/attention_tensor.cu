@@ -225,7 +225,8 @@ __global__ void __launch_bounds__(N_THREADS, narrow_resident<WAY>)
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
-                load_matrices(weights[i], shared_weights + lane % 16 * pitch_of<KEYS> + i * 16 + lane / 16 * 8);
+                load_matrices(weights[i],
+                              shared_address(shared_weights + lane % 16 * pitch_of<KEYS> + i * 16 + lane / 16 * 8));
             sum_weights<T>(sum, weights);
             multiply_values<T, D, UNITS>(value, weights, stages.values(piece), column, STEP);
             if (IS_SPLIT) {

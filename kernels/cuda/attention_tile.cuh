@@ -11,6 +11,7 @@
 #define DSKV_KERNELS_CUDA_ATTENTION_TILE_CUH
 
 #include "cuda/attention.cuh"
+#include "cuda/bulk.cuh"
 #include "cuda/mma.cuh"
 
 #include <climits>
@@ -21,22 +22,6 @@ enum { TILE = 16, KEYS = DSKV_KEY_PIECE, N_WARPS = 4, N_THREADS = 32 * N_WARPS }
 
 /* Rows of shared memory are 16 bytes longer than they need be, so that eight of them touch all banks. */
 template <int D> constexpr int pitch_of = D + 8;
-
-/* Four 8 x 8 matrices of 16-bit elements; each lane names one row of 16 bytes. */
-__device__ __forceinline__ void load_matrices(uint32_t *r, const void *row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row))
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t *r, const void *row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row))
-                 : "memory");
-}
 
 /* 16 bytes to shared memory, zeros where `bytes` is 0. */
 __device__ __forceinline__ void copy_or_clear(void *shared, const void *global, int bytes)
@@ -294,7 +279,7 @@ __device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t b[4];
-            load_matrices(b, row + i * 16 * pitch_of<D> + step * 16);
+            load_matrices(b, shared_address(row + i * 16 * pitch_of<D> + step * 16));
             mma<T>(score[i][0], q[step], b[0], b[1]);
             mma<T>(score[i][1], q[step], b[2], b[3]);
         }
@@ -380,7 +365,7 @@ __device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32
         for (int i = 0; i < N; i++)
             if (column + i * step < D) {
                 uint32_t b[4];
-                load_matrices_transposed(b, row + key * 16 * pitch_of<D> + i * step);
+                load_matrices_transposed(b, shared_address(row + key * 16 * pitch_of<D> + i * step));
                 mma<T>(sum[i][0], weights[key], b[0], b[1]);
                 mma<T>(sum[i][1], weights[key], b[2], b[3]);
             }

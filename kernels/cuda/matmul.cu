@@ -8,7 +8,10 @@
  * f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights are padded
  * to whole tiles with zeros; a zero product leaves an accumulator as it is.
  */
-#include "cuda/matmul.cuh"
+#include "cuda/bulk.cuh"
+#include "cuda/common.cuh"
+#include "cuda/matmul.h"
+#include "cuda/mma.cuh"
 
 enum { TILE_N = 64, TILE_K = 64, ROW = TILE_K + 8, STAGES = 4 };
 

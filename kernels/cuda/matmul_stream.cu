@@ -15,7 +15,8 @@
  * touched after the wait.
  */
 #include "cuda/activation.cuh"
-#include "cuda/matmul.cuh"
+#include "cuda/bulk.cuh"
+#include "cuda/matmul.h"
 #include "cuda/wgmma.cuh"
 
 #include <algorithm>
