@@ -75,7 +75,7 @@ struct dskv_bench_shape {
     int32_t n_layers, width, n_heads, n_kv_heads, head_dim, mlp, vocab, max_context;
     int tied;
 };
-#define DSKV_BENCH_SHAPES "llama-135m, llama-1b, llama-8b, gpt2-xl, llama-70b, llama-70b-quarter"
+#define DSKV_BENCH_SHAPES "llama-135m, llama-1b, llama-8b, llama-8b-half, gpt2-xl, llama-70b, llama-70b-quarter"
 /* Null when there is none of this name; *names (may be null) gets all names. */
 const struct dskv_bench_shape *dskv_bench_shape_find(const char *name, const char **names);
 /* A directory with nothing but the shape's config.json; DSKV_EXIT_MODEL when it cannot be written. */
