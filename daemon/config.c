@@ -459,7 +459,9 @@ void dskv_config_help(void)
     }
     puts("\nExit codes: 0 drained or done, 2 command line, 3 model, 4 endpoint, 5 memory, 6 device, 7 a rank was lost, "
          "8 bug.\n"
-         "Signals: SIGUSR1 drains, at most 30 s; SIGINT and SIGTERM end within 3 s.");
+         "Signals: SIGUSR1 drains, at most 30 s; SIGINT and SIGTERM end within 3 s. Send them to mpirun or dskvd-run, "
+         "which\n"
+         "pass them on; mpirun itself kills amid work after SIGTERM and returns 1: drain it, or use dskvd-run.");
 }
 
 void dskv_config_print(const struct dskv_config *config)

@@ -86,7 +86,11 @@ static int is_answered_here(enum dskv_op op)
 static void answer(struct front *front, const struct dskv_route *route, const struct dskv_request *request)
 {
     struct dskv_event event = {.id = request->id, .kind = DSKV_EVENT_RESULT, .last = 1, .op = request->op};
-    dskv_server_note(front->server, request);
+    struct dskv_error error;
+    if (dskv_server_note(front->server, request, &error)) {
+        reply_error(front, route, request, &error);
+        return;
+    }
     if (request->op == DSKV_OP_INFO)
         event.info = front->info;
     else if (request->op == DSKV_OP_STATS)

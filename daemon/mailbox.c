@@ -36,7 +36,8 @@ struct dskv_mailbox {
     struct dskv_ticket *tickets[N_BUCKETS]; /* open ones */
     int32_t n_tickets;
     int32_t n_unbegun; /* requests in the inbox */
-    size_t bytes;      /* of tickets and of parts in the inbox */
+    int32_t n_notes;   /* there */
+    size_t bytes;      /* of tickets, and of parts and notes in the inbox */
     struct dskv_stats_result stats;
     struct dskv_rank_counters *ranks; /* [stats.n_ranks] */
     enum dskv_exit failed;
@@ -151,25 +152,33 @@ static void append(struct dskv_mailbox *mailbox, enum dskv_message_kind kind, st
 /* ---- the front thread's side ------------------------------------------------------------------------------------ */
 
 /* What a request makes the server hold. */
-static size_t tensor_bytes(const struct dskv_request *request)
+static size_t held_bytes(const struct dskv_request *request)
 {
-    size_t bytes = 0;
+    size_t bytes = (size_t)request->n_free * sizeof *request->free;
     switch (request->op) {
     case DSKV_OP_FORWARD:
         for (int32_t i = 0; i < request->forward.n; i++)
             bytes += request->forward.sequences[i].tokens.bytes;
         return bytes;
-    case DSKV_OP_VERIFY: return request->verify.tokens.bytes + request->verify.draft.bytes;
-    case DSKV_OP_GENERATE: return request->generate.tokens.bytes;
-    case DSKV_OP_IMPORT: return request->import_.tokens.bytes;
-    case DSKV_OP_PART: return request->part.part.data.bytes;
-    default: return 0;
+    case DSKV_OP_VERIFY: return bytes + request->verify.tokens.bytes + request->verify.draft.bytes;
+    case DSKV_OP_GENERATE: return bytes + request->generate.tokens.bytes;
+    case DSKV_OP_IMPORT: return bytes + request->import_.tokens.bytes;
+    case DSKV_OP_PART: return bytes + request->part.part.data.bytes;
+    case DSKV_OP_FREE: return bytes + (size_t)request->free_caches.n * sizeof *request->free_caches.caches;
+    default: return bytes;
     }
 }
 
 static int is_follower(enum dskv_op op)
 {
     return op == DSKV_OP_PART || op == DSKV_OP_CREDIT || op == DSKV_OP_COMMIT;
+}
+
+static enum dskv_code fail_busy(struct dskv_error *error, int32_t limit, const char *what)
+{
+    dskv_fail(error, DSKV_BUSY, "%d %s wait, no more are taken", (int)limit, what);
+    dskv_error_set(error, DSKV_HAS_LIMIT, limit);
+    return DSKV_BUSY;
 }
 
 static enum dskv_code check_room(const struct dskv_mailbox *mailbox, size_t bytes, struct dskv_error *error)
@@ -193,11 +202,8 @@ static enum dskv_code check_request(struct dskv_mailbox *mailbox, const struct d
         dskv_error_set_field(error, "id");
         return DSKV_BAD_VALUE;
     }
-    if (mailbox->n_tickets >= DSKV_MAX_QUEUED_REQUESTS) {
-        dskv_fail(error, DSKV_BUSY, "%d requests wait, no more are taken", mailbox->n_tickets);
-        dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_QUEUED_REQUESTS);
-        return DSKV_BUSY;
-    }
+    if (mailbox->n_tickets >= DSKV_MAX_QUEUED_REQUESTS)
+        return fail_busy(error, DSKV_MAX_QUEUED_REQUESTS, "requests");
     return check_room(mailbox, bytes, error);
 }
 
@@ -243,11 +249,16 @@ static enum dskv_code submit_follower(struct dskv_mailbox *mailbox, const struct
         dskv_error_set_field(error, "request");
         return DSKV_BAD_VALUE;
     }
-    if (request->op == DSKV_OP_PART && ticket->credits == 0) { /* what is beyond the credits is not even kept */
+    if (request->op == DSKV_OP_PART && ticket->credits <= 0) { /* what is beyond the credits is not even kept */
         dskv_request_clear(&message->request);
-        append(mailbox, DSKV_MESSAGE_OVERRUN, ticket, message);
+        if (ticket->credits-- == 0)
+            append(mailbox, DSKV_MESSAGE_OVERRUN, ticket, message);
+        else
+            free(message);
         return DSKV_OK;
     }
+    if (ticket->n_refs > DSKV_MAX_QUEUED_FOLLOWERS)
+        return fail_busy(error, DSKV_MAX_QUEUED_FOLLOWERS, "messages for this request");
     enum dskv_code code = check_room(mailbox, bytes, error);
     if (code)
         return code;
@@ -263,7 +274,7 @@ enum dskv_code dskv_mailbox_submit(struct dskv_mailbox *mailbox, const struct ds
 {
     struct dskv_message *message = dskv_calloc(1, sizeof *message);
     message->request = *request;
-    size_t bytes = tensor_bytes(request);
+    size_t bytes = held_bytes(request);
     pthread_mutex_lock(&mailbox->mutex);
     enum dskv_code code = is_follower(request->op) ? submit_follower(mailbox, route, message, bytes, error)
                                                    : submit_request(mailbox, route, message, bytes, error);
@@ -277,8 +288,10 @@ int dskv_mailbox_cancel(struct dskv_mailbox *mailbox, const struct dskv_route *r
 {
     pthread_mutex_lock(&mailbox->mutex);
     struct dskv_ticket *ticket = find_ticket(mailbox, route, id);
-    if (ticket)
+    if (ticket && !ticket->cancelled)
         append(mailbox, DSKV_MESSAGE_CANCEL, ticket, dskv_calloc(1, sizeof(struct dskv_message)));
+    if (ticket)
+        ticket->cancelled = 1;
     pthread_mutex_unlock(&mailbox->mutex);
     return ticket != NULL;
 }
@@ -294,10 +307,24 @@ static int is_noted(const struct dskv_mailbox *mailbox, const struct dskv_reques
            memcmp(&last->request.session, &request->session, sizeof request->session) == 0;
 }
 
-void dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *request)
+static enum dskv_code submit_note(struct dskv_mailbox *mailbox, struct dskv_message *message, struct dskv_error *error)
+{
+    if (mailbox->n_notes >= DSKV_MAX_QUEUED_NOTES)
+        return fail_busy(error, DSKV_MAX_QUEUED_NOTES, "sessions to renew and lists of caches to free");
+    enum dskv_code code = check_room(mailbox, message->bytes, error);
+    if (code)
+        return code;
+    mailbox->n_notes++;
+    mailbox->bytes += message->bytes;
+    append(mailbox, DSKV_MESSAGE_NOTE, NULL, message);
+    return DSKV_OK;
+}
+
+enum dskv_code dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *request,
+                                 struct dskv_error *error)
 {
     if (!request->has_session && !request->n_free)
-        return;
+        return DSKV_OK;
     size_t ids_bytes = (size_t)request->n_free * sizeof *request->free;
     struct dskv_message *message = dskv_calloc(1, sizeof *message + ids_bytes);
     message->request = (struct dskv_request){.op = request->op,
@@ -305,14 +332,16 @@ void dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *
                                              .session = request->session,
                                              .n_free = request->n_free,
                                              .free = message->ids};
+    message->bytes = ids_bytes;
     if (ids_bytes)
         memcpy(message->ids, request->free, ids_bytes);
     pthread_mutex_lock(&mailbox->mutex);
-    if (is_noted(mailbox, request))
-        free(message);
-    else
-        append(mailbox, DSKV_MESSAGE_NOTE, NULL, message);
+    int is_needless = is_noted(mailbox, request);
+    enum dskv_code code = is_needless ? DSKV_OK : submit_note(mailbox, message, error);
     pthread_mutex_unlock(&mailbox->mutex);
+    if (is_needless || code)
+        free(message);
+    return code;
 }
 
 void dskv_mailbox_route_lost(struct dskv_mailbox *mailbox, const struct dskv_route *route)
@@ -417,6 +446,7 @@ void dskv_mailbox_discard(struct dskv_mailbox *mailbox, struct dskv_message **me
         dskv_request_clear(&m->request);
     pthread_mutex_lock(&mailbox->mutex);
     mailbox->n_unbegun -= m->kind == DSKV_MESSAGE_REQUEST;
+    mailbox->n_notes -= m->kind == DSKV_MESSAGE_NOTE;
     mailbox->bytes -= m->bytes;
     unref(m->ticket);
     pthread_mutex_unlock(&mailbox->mutex);

@@ -23,8 +23,9 @@ struct dskv_ticket {
     int64_t deadline_us;    /* of the monotonic clock; INT64_MAX: none */
     struct dskv_task *task; /* the engine thread's; null before it begins and after it has ended */
     /* The mailbox's, under its mutex. */
-    size_t bytes;    /* of the request's tensors */
-    int32_t credits; /* import: parts that may still come unasked */
+    size_t bytes;    /* of the request's tensors and ids */
+    int32_t credits; /* import: parts that may still come unasked; below 0: parts that came all the same */
+    int cancelled;   /* the engine thread was told so, or will be */
     int32_t n_refs;  /* messages that name it, and its being open */
     int open;
     struct dskv_ticket *next;
@@ -44,7 +45,7 @@ struct dskv_message {
     struct dskv_ticket *ticket;
     struct dskv_request request; /* REQUEST, FOLLOW, NOTE; who takes it over marks it with taken */
     int taken;
-    size_t bytes; /* FOLLOW: of its tensor */
+    size_t bytes; /* FOLLOW: of its tensor; NOTE: of its ids */
     struct dskv_message *next;
     struct dskv_id ids[]; /* NOTE: request.free points here */
 };
@@ -65,7 +66,9 @@ int64_t dskv_mailbox_now_us(void);
 enum dskv_code dskv_mailbox_submit(struct dskv_mailbox *mailbox, const struct dskv_route *route,
                                    struct dskv_request *request, struct dskv_error *error);
 int dskv_mailbox_cancel(struct dskv_mailbox *mailbox, const struct dskv_route *route, uint64_t id);
-void dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *request);
+/* DSKV_BUSY. */
+enum dskv_code dskv_mailbox_note(struct dskv_mailbox *mailbox, const struct dskv_request *request,
+                                 struct dskv_error *error);
 void dskv_mailbox_route_lost(struct dskv_mailbox *mailbox, const struct dskv_route *route);
 int dskv_mailbox_event_fd(const struct dskv_mailbox *mailbox);
 int dskv_mailbox_next_event(struct dskv_mailbox *mailbox, struct dskv_route *route, struct dskv_frames *frames);

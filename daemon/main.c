@@ -96,10 +96,11 @@ static void run(struct dskv_engine *engine, int rank, struct dskv_transport **tr
 {
     enum dskv_exit code;
     if (rank != 0) {
-        dskv_signals_ignore();
         code = dskv_engine_work(engine);
-        if (code)
-            dskv_parallel_abort(code);
+        if (code == DSKV_EXIT_RANK_LOST)
+            dskv_signals_end_if_lost();
+        if (code) /* rank 0 has it from this rank's answer */
+            dskv_parallel_abort(fail(code, rank, error));
         return;
     }
     code = config->command == DSKV_REPLAY ? dskv_replay(engine, config->replay, stdout, error)
@@ -125,7 +126,7 @@ int main(int argc, char **argv)
     struct dskv_transport *transport = NULL;
     struct dskv_engine *engine = NULL;
     dskv_log_open(config.log_level, rank);
-    dskv_signals_open();
+    dskv_signals_open(rank);
     code = dskv_parallel_start(&rank, &n_ranks, &error);
     if (code)
         return fail(code, rank, &error);

@@ -16,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For messages in one round while steps wait, so that a flood of parts does not hold up who decodes. */
+/* While steps wait, messages get a part of the time that steps get, one for each of so many, so that no flood of them
+ * holds up who decodes; and never more than this in a round. */
+#define STEPS_PER_MESSAGES 4
 #define MESSAGES_US_PER_ROUND 2000
 /* How often the ranks' counters are read while steps follow each other without a pause. */
 #define RANK_STATS_US 1000000
@@ -25,6 +27,7 @@ struct dskv_server {
     struct dskv_state state;
     struct dskv_step step;
     struct dskv_message *messages; /* taken and not yet handled */
+    int64_t worked_us;             /* what steps and transfers took in the last round */
     enum dskv_phase phase;
     int64_t started_us;
     struct dskv_rank_stats *rank_stats; /* [n_ranks] */
@@ -155,9 +158,10 @@ static void take_messages(struct dskv_server *server, int is_busy)
         end = &(*end)->next;
     *end = dskv_mailbox_take(state->mailbox, until_us, &server->phase);
     state->now_us = dskv_mailbox_now_us();
-    int all = !is_busy || server->phase >= DSKV_PHASE_STOP;
-    int64_t enough_us = state->now_us + MESSAGES_US_PER_ROUND;
-    while (server->messages && (all || dskv_mailbox_now_us() < enough_us)) {
+    int all = !is_busy || server->phase >= DSKV_PHASE_STOP, n_handled = 0;
+    int64_t most_us = server->worked_us / STEPS_PER_MESSAGES;
+    int64_t enough_us = state->now_us + (most_us < MESSAGES_US_PER_ROUND ? most_us : MESSAGES_US_PER_ROUND);
+    while (server->messages && (all || !n_handled++ || dskv_mailbox_now_us() < enough_us)) {
         struct dskv_message *message = server->messages;
         server->messages = message->next;
         if (writes_pool(message))
@@ -176,7 +180,7 @@ static void end_all(struct dskv_state *state)
         dskv_task_fail(state, state->tasks, &error);
 }
 
-static void work(struct dskv_state *state)
+static void do_transfers(struct dskv_state *state)
 {
     if (any_ready(state)) /* pieces are copied between steps */
         dskv_step_settle(state->step, state);
@@ -185,6 +189,16 @@ static void work(struct dskv_state *state)
         if (task->kind->ready && task->kind->ready(task))
             task->kind->work(state, task);
     }
+}
+
+static void work(struct dskv_server *server)
+{
+    struct dskv_state *state = &server->state;
+    int64_t begin_us = dskv_mailbox_now_us();
+    if (!state->failed)
+        dskv_step_run(&server->step, state);
+    do_transfers(state);
+    server->worked_us = dskv_mailbox_now_us() - begin_us;
 }
 
 /* One round.  Returns 1 when there is more to do at once. */
@@ -196,9 +210,7 @@ static int run_round(struct dskv_server *server, int is_busy)
     if (server->phase >= DSKV_PHASE_STOP)
         end_all(state);
     dskv_task_reap(state);
-    if (!state->failed)
-        dskv_step_run(&server->step, state);
-    work(state);
+    work(server);
     dskv_task_reap(state);
     end_sessions(state);
     is_busy =
@@ -323,9 +335,10 @@ int dskv_server_cancel(struct dskv_server *server, const struct dskv_route *rout
     return dskv_mailbox_cancel(server->state.mailbox, route, id);
 }
 
-void dskv_server_note(struct dskv_server *server, const struct dskv_request *request)
+enum dskv_code dskv_server_note(struct dskv_server *server, const struct dskv_request *request,
+                                struct dskv_error *error)
 {
-    dskv_mailbox_note(server->state.mailbox, request);
+    return dskv_mailbox_note(server->state.mailbox, request, error);
 }
 
 void dskv_server_route_lost(struct dskv_server *server, const struct dskv_route *route)

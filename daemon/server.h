@@ -32,8 +32,9 @@ enum dskv_code dskv_server_submit(struct dskv_server *server, const struct dskv_
 int dskv_server_cancel(struct dskv_server *server, const struct dskv_route *route, uint64_t id);
 /* Front thread: what every request carries, for one that the front answers itself (ping, info, stats, cancel): renews
  * the lease of its session and frees the caches of its `free` list, before anything that is submitted later.  Never
- * waits for a step; the request stays the caller's. */
-void dskv_server_note(struct dskv_server *server, const struct dskv_request *request);
+ * waits for a step; the request stays the caller's.  DSKV_BUSY when too many of these wait; nothing is done then. */
+enum dskv_code dskv_server_note(struct dskv_server *server, const struct dskv_request *request,
+                                struct dskv_error *error);
 /* Front thread: the client is gone; its requests are cancelled (its caches stay until their lease ends). */
 void dskv_server_route_lost(struct dskv_server *server, const struct dskv_route *route);
 

@@ -3,6 +3,7 @@
 #include "daemon/signals.h"
 
 #include "base/status.h"
+#include "parallel/engine.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -16,7 +17,35 @@
 static int wake_fd = -1;
 static volatile sig_atomic_t serving, interrupted, ended_by, wish;
 
-/* Async-signal-safe: flags, write and _exit only. */
+/* Async-signal-safe, as all below. */
+static void say(const char *sentence)
+{
+    char line[DSKV_LOST_TEXT + 16] = "dskvd: ";
+    size_t n = strlen(line), room = sizeof line - 1 - n, length = strnlen(sentence, room);
+    memcpy(line + n, sentence, length);
+    line[n + length] = '\n';
+    ssize_t written = write(STDERR_FILENO, line, n + length + 1); /* at once: lines of several ranks stay whole */
+    (void)written;
+}
+
+static void end_if_lost(void)
+{
+    char sentence[DSKV_LOST_TEXT];
+    if (!dskv_parallel_lost(sentence))
+        return;
+    if (sentence[0])
+        say(sentence);
+    dskv_parallel_abort(DSKV_EXIT_RANK_LOST);
+}
+
+static void on_signal_of_worker(int signal_number)
+{
+    int saved = errno;
+    (void)signal_number;
+    end_if_lost();
+    errno = saved;
+}
+
 static void on_signal(int signal_number)
 {
     int saved = errno;
@@ -24,8 +53,10 @@ static void on_signal(int signal_number)
         if (wish < DSKV_DRAIN)
             wish = DSKV_DRAIN;
     } else {
+        if (!serving)
+            end_if_lost();
         if (!serving || (signal_number == SIGINT && interrupted))
-            _exit(128 + signal_number); /* as a shell tells it */
+            dskv_parallel_abort((enum dskv_exit)(128 + signal_number)); /* as a shell tells it */
         interrupted |= signal_number == SIGINT;
         ended_by = signal_number;
         wish = DSKV_END;
@@ -40,11 +71,9 @@ static void on_signal(int signal_number)
 
 static void on_alarm(int signal_number)
 {
-    static const char sentence[] = "dskvd: ended by a signal while a rank was still busy\n";
     (void)signal_number;
-    ssize_t n = write(STDERR_FILENO, sentence, sizeof sentence - 1);
-    (void)n;
-    _exit(128 + ended_by);
+    say("ended by a signal while a rank was still busy");
+    dskv_parallel_abort((enum dskv_exit)(128 + ended_by));
 }
 
 static void set_handler(void (*handler)(int))
@@ -59,11 +88,11 @@ static void set_handler(void (*handler)(int))
         sigaction(signals[i], &action, NULL);
 }
 
-void dskv_signals_open(void)
+void dskv_signals_open(int rank)
 {
     wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     DSKV_ASSERT(wake_fd >= 0, "eventfd: %s", strerror(errno));
-    set_handler(on_signal);
+    set_handler(rank == 0 ? on_signal : on_signal_of_worker);
     signal(SIGALRM, on_alarm);
     signal(SIGPIPE, SIG_IGN); /* a reader of our standard output or a socket may go away at any time */
 }
@@ -73,9 +102,10 @@ void dskv_signals_serve(void)
     serving = 1;
 }
 
-void dskv_signals_ignore(void)
+void dskv_signals_end_if_lost(void)
 {
-    set_handler(SIG_IGN);
+    set_handler(SIG_IGN); /* it is said once */
+    end_if_lost();
 }
 
 int dskv_signals_fd(void)

@@ -1,7 +1,10 @@
-/* Comm: picks the first implementation that serves and asserts what all of them require. */
+/* Comm: brings up the first implementation that serves and asserts what all of them require. */
 #include "parallel/comm.h"
 
+#include "base/log.h"
 #include "base/memory.h"
+#include "parallel/engine.h"
+#include "parallel/job.h"
 #include "parallel/nccl_link.h"
 
 #include <stdlib.h>
@@ -24,29 +27,57 @@ static const struct dskv_comm_table *const tables[] = {
     &dskv_comm_staged,
 };
 
-static const struct dskv_comm_table *find_table(const struct dskv_comm_options *options)
+/* Opens `table` on all ranks or on none; one code for all. */
+static enum dskv_exit open_table(const struct dskv_comm_table *table, const struct dskv_comm_options *options,
+                                 void **state, struct dskv_error *error)
 {
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        if ((!options->name || strcmp(options->name, tables[i]->name) == 0) && tables[i]->serves(options))
-            return tables[i];
-    return NULL;
+    enum dskv_exit own = table->open(options, state, error), code = dskv_parallel_agree(own, error);
+    if (code && !own)
+        table->close(*state);
+    return code;
+}
+
+/* Ranks decide alike, from what all of them have: the first that serves and can be brought up, or the one that was
+ * asked for and no other. */
+static enum dskv_exit open_first(const struct dskv_comm_options *options, const struct dskv_comm_table **table,
+                                 void **state, struct dskv_error *error)
+{
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if ((options->name && strcmp(options->name, tables[i]->name) != 0) || !dskv_job_min(tables[i]->serves(options)))
+            continue;
+        *table = tables[i];
+        enum dskv_exit code = open_table(*table, options, state, error);
+        if (!code || options->name)
+            return code;
+        if (options->peers->rank == 0)
+            dskv_log(DSKV_LOG_WARNING, "comm", "ranks cannot exchange by \"%s\": %s", (*table)->name, error->message);
+    }
+    return DSKV_EXIT_DEVICE;
+}
+
+/* NCCL, where there is something for it to connect.  Without it the others serve; what it says is told once, or is why
+ * the one that was asked for does not. */
+static void open_nccl(struct dskv_comm_options *options, struct dskv_error *error)
+{
+    if (dskv_nccl_open(options->device, options->peers, &options->nccl, error) && !options->name &&
+        options->peers->rank == 0)
+        dskv_log(DSKV_LOG_WARNING, "comm", "GPUs exchange through host memory: %s", error->message);
 }
 
 enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
                               struct dskv_error *error)
 {
     struct dskv_comm_options own = *options;
+    const struct dskv_comm_table *table = NULL;
     void *state = NULL;
-    enum dskv_exit code = dskv_nccl_open(own.device, own.peers, &own.nccl, error);
-    if (code)
-        return code;
-    const struct dskv_comm_table *table = find_table(&own);
-    DSKV_ASSERT(table || own.name, "%d ranks", (int)own.peers->n_ranks);
-    code = table ? table->open(&own, &state, error)
-                 : dskv_fail_exit(error, DSKV_EXIT_DEVICE, "\"%s\" does not serve these ranks", own.name);
+    struct dskv_error why = {0};
+    open_nccl(&own, &why);
+    enum dskv_exit code = open_first(&own, &table, &state, &why);
     if (code) {
         dskv_nccl_close(&own.nccl);
-        return code;
+        const char *name = table ? table->name : own.name ? own.name : "any way";
+        return dskv_fail_exit(error, code, "ranks cannot exchange by \"%s\": %s", name,
+                              why.message[0] ? why.message : "it does not serve these ranks and devices");
     }
     *comm = dskv_calloc(1, sizeof **comm);
     **comm = (struct dskv_comm){

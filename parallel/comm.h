@@ -24,8 +24,9 @@ struct dskv_comm_options {
 
 /* Bytes of shared memory that n_ranks need, a multiple of 64; 0 at one rank. */
 size_t dskv_comm_shared_bytes(int32_t n_ranks, size_t slot_bytes);
-/* Collective: picks the first implementation that serves these ranks and devices.  DSKV_EXIT_MEMORY,
- * DSKV_EXIT_DEVICE. */
+/* Collective: brings up the first implementation that serves these ranks and devices, the same on all of them.  One
+ * that cannot be brought up on some rank is given up on all, and logged with its reason; one that was asked for by name
+ * fails with it.  DSKV_EXIT_MEMORY, DSKV_EXIT_DEVICE; the same code and sentence on all ranks. */
 enum dskv_exit dskv_comm_open(const struct dskv_comm_options *options, struct dskv_comm **comm,
                               struct dskv_error *error);
 void dskv_comm_close(struct dskv_comm **comm);

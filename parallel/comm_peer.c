@@ -26,7 +26,7 @@ static size_t slot_stride(const struct dskv_comm_options *options)
 static int serves(const struct dskv_comm_options *options)
 {
     int32_t n = options->peers->n_ranks;
-    return options->nccl && n <= DSKV_MAX_PEERS && dskv_nccl_reaches_all(options->nccl) &&
+    return options->nccl && n <= DSKV_MAX_PEERS &&
            dskv_exchange_region_bytes(options->device, n, slot_stride(options)) > 0;
 }
 

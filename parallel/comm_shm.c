@@ -76,7 +76,7 @@ static enum dskv_exit meet(struct shm *shm, struct dskv_error *error)
 {
     dskv_meeting_arrive(shm->meeting, ++shm->n_meetings, (uint32_t)shm->peers->n_ranks);
     int lost = dskv_flag_wait(&shm->meeting->complete, shm->n_meetings, shm->peers);
-    return lost < 0 ? DSKV_EXIT_OK : dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+    return lost < 0 ? DSKV_EXIT_OK : dskv_peers_fail_lost(shm->peers, lost, error);
 }
 
 static enum dskv_exit shm_exchange(void *state, size_t bytes, const void *const **slots, struct dskv_error *error)

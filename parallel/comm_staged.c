@@ -73,7 +73,7 @@ static enum dskv_exit bring(struct staged *staged, size_t bytes, struct dskv_err
     dskv_meeting_arrive(staged->meeting, ++staged->n_meetings, (uint32_t)n_ranks);
     int lost = dskv_flag_wait(&staged->meeting->complete, staged->n_meetings, staged->peers);
     if (lost >= 0)
-        return dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+        return dskv_peers_fail_lost(staged->peers, lost, error);
     for (int32_t r = 0; r < n_ranks; r++)
         if (r != self)
             dskv_device_upload(staged->device, (void *)(uintptr_t)staged->slots[r], set + (size_t)r * staged->stride,

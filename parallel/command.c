@@ -63,7 +63,7 @@ static enum dskv_exit answer_steps(struct dskv_engine *engine)
     struct dskv_watch watch = dskv_watch_begin(&engine->segment.peers);
     while (dskv_engine_under_way(engine) && !dskv_stream_has_next(engine->stream)) {
         if (!dskv_rank_has_ended(engine)) {
-            if (dskv_watch_pause(&watch) == 0) /* another rank's loss is for rank 0 to find and to tell */
+            if (dskv_watch_pause(&watch) >= 0)
                 return DSKV_EXIT_RANK_LOST;
             continue;
         }
@@ -106,7 +106,7 @@ void dskv_engine_stop(struct dskv_engine *engine)
 enum dskv_exit dskv_engine_check(const struct dskv_engine *engine, struct dskv_error *error)
 {
     int lost = dskv_peers_first_lost(&engine->segment.peers);
-    return lost < 0 ? DSKV_EXIT_OK : dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+    return lost < 0 ? DSKV_EXIT_OK : dskv_peers_fail_lost(&engine->segment.peers, lost, error);
 }
 
 enum dskv_exit dskv_engine_stats(struct dskv_engine *engine, struct dskv_rank_stats *stats, struct dskv_error *error)

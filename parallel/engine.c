@@ -108,6 +108,15 @@ static enum dskv_exit open_model(struct dskv_engine *engine, const struct dskv_e
     return code;
 }
 
+/* "auto" may find a GPU on one rank and none on another; what they compute would not fit together. */
+static enum dskv_exit check_devices(const struct dskv_engine *engine, struct dskv_error *error)
+{
+    int is_host = dskv_device_is_host(engine->device);
+    if (dskv_job_min(is_host) == 1 - dskv_job_min(1 - is_host))
+        return DSKV_EXIT_OK;
+    return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "some ranks have a GPU and others none: say --device cpu or cuda");
+}
+
 static enum dskv_exit open_weights(struct dskv_engine *engine, const struct dskv_engine_options *options,
                                    struct dskv_error *error)
 {
@@ -224,6 +233,8 @@ enum dskv_exit dskv_engine_open(const struct dskv_engine_options *options, struc
     struct dskv_engine *e = dskv_calloc(1, sizeof *e);
     e->check_plans = options->check_plans;
     enum dskv_exit code = dskv_parallel_agree(open_model(e, options, error), error);
+    if (!code)
+        code = check_devices(e, error);
     if (!code)
         code = dskv_parallel_agree(open_weights(e, options, error), error);
     if (!code)

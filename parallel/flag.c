@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,9 +44,40 @@ static int lives(pid_t pid)
 int dskv_peers_first_lost(const struct dskv_peers *peers)
 {
     for (int32_t r = 0; r < peers->n_ranks; r++)
-        if (r != peers->rank && !lives(peers->pids[r]))
+        if ((r == 0) != (peers->rank == 0) && !lives(peers->pids[r]))
             return r;
     return -1;
+}
+
+static char *append_text(char *end, const char *text)
+{
+    size_t n = strlen(text);
+    memcpy(end, text, n + 1);
+    return end + n;
+}
+
+static char *append_number(char *end, int number)
+{
+    char digits[16], *first = digits + sizeof digits - 1;
+    *first = 0;
+    do
+        *--first = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    return append_text(end, first);
+}
+
+void dskv_peers_describe_lost(const struct dskv_peers *peers, int lost, char text[DSKV_LOST_TEXT])
+{
+    char *end = append_number(append_text(text, "rank "), lost); /* a signal's handler may not call snprintf */
+    end = append_number(append_text(end, " is gone: its process "), (int)peers->pids[lost]);
+    append_text(end, " was killed or has crashed");
+}
+
+enum dskv_exit dskv_peers_fail_lost(const struct dskv_peers *peers, int lost, struct dskv_error *error)
+{
+    char text[DSKV_LOST_TEXT];
+    dskv_peers_describe_lost(peers, lost, text);
+    return dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "%s", text);
 }
 
 static int is_at_least(uint32_t seen, uint32_t value)

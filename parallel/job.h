@@ -10,8 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct dskv_peers;
+
 int dskv_job_rank(void);
 int dskv_job_n_ranks(void);
+/* Who the ranks are. */
+const struct dskv_peers *dskv_job_peers(void);
 /* Cores that this job may use on this host, at least 1. */
 int dskv_job_n_cores(void);
 

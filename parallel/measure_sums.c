@@ -280,10 +280,8 @@ static enum dskv_exit open_memory(struct measure *m, struct dskv_error *error)
         return code;
 #ifdef DSKV_WITH_NCCL
     void *pointers[DSKV_MAX_RANKS];
-    if (m->nccl && dskv_nccl_reaches_all(m->nccl)) {
-        code = dskv_nccl_window_open(m->nccl, (size_t)2 * MAX_BYTES, &m->window, pointers, error);
-        m->window_memory = code ? NULL : pointers[m->segment.peers.rank];
-    }
+    if (m->nccl && !dskv_nccl_window_open(m->nccl, (size_t)2 * MAX_BYTES, &m->window, pointers, error))
+        m->window_memory = pointers[m->segment.peers.rank]; /* else it is not measured here */
 #endif
     return code;
 }

@@ -16,6 +16,7 @@ extern "C" {
     X(ncclGetUniqueId)                                                                                                 \
     X(ncclCommInitRank)                                                                                                \
     X(ncclCommDestroy)                                                                                                 \
+    X(ncclCommAbort)                                                                                                   \
     X(ncclAllGather)                                                                                                   \
     X(ncclAllReduce)                                                                                                   \
     X(ncclMemAlloc)                                                                                                    \
@@ -34,16 +35,14 @@ extern struct dskv_nccl_library dskv_nccl_library;
 struct dskv_nccl {
     struct dskv_device *device;
     ncclComm_t comm;
-    int rank, n_ranks, reaches_all;
-    void *team; /* nccl_window.cu's own; null when windows cannot be had */
+    int rank, n_ranks;
+    void *team; /* nccl_window.cu's own; null until a window was asked for, and where none can be had */
 };
 
 /* DSKV_EXIT_OK, or DSKV_EXIT_DEVICE with what NCCL says of it. */
 enum dskv_exit dskv_nccl_result(ncclResult_t result, const char *what, struct dskv_error *error);
 
-/* nccl_window.cu.  Collective: how many ranks reach this one's memory, itself included, when they stand there in rank
- * order; else 0. */
-int dskv_nccl_team_open(struct dskv_nccl *nccl);
+/* nccl_window.cu */
 void dskv_nccl_team_close(struct dskv_nccl *nccl);
 
 #ifdef __cplusplus

@@ -1,7 +1,6 @@
 /* NCCL link: finds the library, connects the GPUs by the ranks' own job, queues gathers. */
 #include "parallel/nccl_library.h"
 
-#include "base/log.h"
 #include "base/memory.h"
 #include "parallel/engine.h"
 #include "parallel/flag.h"
@@ -13,27 +12,23 @@
 /* Loaded where there is something to connect, so that a host without the library runs the same program. */
 struct dskv_nccl_library dskv_nccl_library;
 
-static int load_library(void)
+static enum dskv_exit load_library(struct dskv_error *error)
 {
     struct dskv_nccl_library *library = &dskv_nccl_library;
     if (library->handle)
-        return 1;
+        return DSKV_EXIT_OK;
     /* Multicast between GPUs stays off: it sums in an order of its own. */
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     void *handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
-        dskv_log(DSKV_LOG_WARNING, "comm", "GPUs exchange through host memory: %s", dlerror());
-        return 0;
-    }
+    if (!handle)
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "NCCL cannot be loaded: %s", dlerror());
 #define LOAD(name)                                                                                                     \
-    if (!(library->name = (__typeof__(name) *)dlsym(handle, #name))) {                                                 \
-        dskv_log(DSKV_LOG_WARNING, "comm", "GPUs exchange through host memory: libnccl.so.2 has no " #name);           \
-        return 0;                                                                                                      \
-    }
+    if (!(library->name = (__typeof__(name) *)dlsym(handle, #name)))                                                   \
+        return dskv_fail_exit(error, DSKV_EXIT_DEVICE, "libnccl.so.2 has no " #name);
     DSKV_NCCL_FUNCTIONS(LOAD)
 #undef LOAD
     library->handle = handle;
-    return 1;
+    return DSKV_EXIT_OK;
 }
 
 enum dskv_exit dskv_nccl_result(ncclResult_t result, const char *what, struct dskv_error *error)
@@ -66,6 +61,8 @@ static enum dskv_exit connect_ranks(struct dskv_nccl *nccl, struct dskv_error *e
     dskv_job_broadcast(&id, sizeof id);
     code = dskv_nccl_result(dskv_nccl_library.ncclCommInitRank(&nccl->comm, nccl->n_ranks, id, nccl->rank),
                             "connecting the ranks", error);
+    if (code)
+        nccl->comm = NULL;
     return dskv_parallel_agree(code, error);
 }
 
@@ -73,16 +70,19 @@ enum dskv_exit dskv_nccl_open(struct dskv_device *device, const struct dskv_peer
                               struct dskv_error *error)
 {
     *nccl = NULL;
-    if (peers->n_ranks == 1 || !has_gpu_each(device, peers->n_ranks) || !dskv_job_min(load_library()))
+    if (peers->n_ranks == 1 || !has_gpu_each(device, peers->n_ranks))
         return DSKV_EXIT_OK;
+    enum dskv_exit code = dskv_parallel_agree(load_library(error), error);
+    if (code)
+        return code;
     struct dskv_nccl *link = dskv_calloc(1, sizeof *link);
     *link = (struct dskv_nccl){.device = device, .rank = peers->rank, .n_ranks = peers->n_ranks};
-    enum dskv_exit code = connect_ranks(link, error);
-    if (code) {
-        free(link); /* what is half connected cannot be taken apart without the others; the start fails anyway */
+    if ((code = connect_ranks(link, error))) {
+        if (link->comm) /* on this rank it was connected; abort waits for nobody */
+            dskv_nccl_library.ncclCommAbort(link->comm);
+        free(link);
         return code;
     }
-    link->reaches_all = dskv_job_min(dskv_nccl_team_open(link)) == link->n_ranks;
     *nccl = link;
     return DSKV_EXIT_OK;
 }
@@ -95,11 +95,6 @@ void dskv_nccl_close(struct dskv_nccl **nccl)
     dskv_nccl_library.ncclCommDestroy((*nccl)->comm);
     free(*nccl);
     *nccl = NULL;
-}
-
-int dskv_nccl_reaches_all(const struct dskv_nccl *nccl)
-{
-    return nccl->reaches_all;
 }
 
 enum dskv_exit dskv_nccl_all_gather(struct dskv_nccl *nccl, const void *own, void *all, size_t bytes,

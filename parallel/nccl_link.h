@@ -15,7 +15,8 @@ struct dskv_nccl_window;
 
 #ifdef DSKV_WITH_NCCL
 /* Collective.  *nccl stays null where it has nothing to connect: one rank, ranks that share a GPU or compute on the
- * CPU; or where the library is missing, which is logged.  DSKV_EXIT_DEVICE when the GPUs cannot be connected. */
+ * CPU; and where it fails.  DSKV_EXIT_DEVICE when the library is missing on some rank or cannot connect the GPUs; the
+ * same code and sentence on all ranks. */
 enum dskv_exit dskv_nccl_open(struct dskv_device *device, const struct dskv_peers *peers, struct dskv_nccl **nccl,
                               struct dskv_error *error);
 /* Collective; null: nothing. */
@@ -36,9 +37,6 @@ static inline void dskv_nccl_close(struct dskv_nccl **nccl)
 }
 #endif
 
-/* True when every rank's GPU reaches every other's memory; the same on all ranks. */
-int dskv_nccl_reaches_all(const struct dskv_nccl *nccl);
-
 /* Queues: all[n_ranks][bytes] = every rank's `own`, device memory. */
 enum dskv_exit dskv_nccl_all_gather(struct dskv_nccl *nccl, const void *own, void *all, size_t bytes,
                                     struct dskv_error *error);
@@ -47,7 +45,7 @@ enum dskv_exit dskv_nccl_measured_sum(struct dskv_nccl *nccl, const void *own, v
                                       enum dskv_dtype dtype, struct dskv_error *error);
 
 /* Collective: as many bytes of zeroed memory on every rank, which this one reaches at pointers[n_ranks], at multiples
- * of 4096.  DSKV_EXIT_MEMORY, DSKV_EXIT_DEVICE; the same on all ranks. */
+ * of 4096.  DSKV_EXIT_MEMORY, DSKV_EXIT_DEVICE (some GPU does not reach another's memory); the same on all ranks. */
 enum dskv_exit dskv_nccl_window_open(struct dskv_nccl *nccl, size_t bytes, struct dskv_nccl_window **window,
                                      void **pointers, struct dskv_error *error);
 /* Collective; null: nothing. */

@@ -73,6 +73,14 @@ enum dskv_code dskv_plan_record(const struct dskv_plan *plan, FILE *out, struct 
     return DSKV_OK;
 }
 
+/* The trace gave less than was wanted. */
+static enum dskv_code fail_short(FILE *in, const char *inside, unsigned long long n, struct dskv_error *error)
+{
+    if (ferror(in))
+        return dskv_fail(error, DSKV_BAD_VALUE, "the trace cannot be read: %s", strerror(errno));
+    return dskv_fail(error, DSKV_BAD_VALUE, "the trace ends inside %s %llu bytes", inside, n);
+}
+
 enum dskv_code dskv_plan_read(FILE *in, struct dskv_plan **plan, struct dskv_error *error)
 {
     struct dskv_plan head;
@@ -81,7 +89,7 @@ enum dskv_code dskv_plan_read(FILE *in, struct dskv_plan **plan, struct dskv_err
     if (n == 0 && feof(in))
         return DSKV_OK;
     if (n != sizeof head)
-        return dskv_fail(error, DSKV_BAD_VALUE, "the trace ends inside a plan's head, after %zu bytes", n);
+        return fail_short(in, "a plan's head, after", n, error);
     if (head.magic != DSKV_PLAN_MAGIC || head.version != DSKV_PLAN_VERSION)
         return dskv_fail(error, DSKV_BAD_VALUE, "the trace has no plan of version %d here", DSKV_PLAN_VERSION);
     if (head.bytes < sizeof head || head.bytes > MAX_PLAN_BYTES || head.bytes % DSKV_PLAN_ALIGNMENT != 0)
@@ -92,8 +100,7 @@ enum dskv_code dskv_plan_read(FILE *in, struct dskv_plan **plan, struct dskv_err
     *whole = head;
     if (fread(whole + 1, head.bytes - sizeof head, 1, in) != 1) {
         free(whole);
-        return dskv_fail(error, DSKV_BAD_VALUE, "the trace ends inside a plan of %llu bytes",
-                         (unsigned long long)head.bytes);
+        return fail_short(in, "a plan of", head.bytes, error);
     }
     *plan = whole;
     return DSKV_OK;

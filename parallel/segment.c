@@ -44,15 +44,9 @@ static enum dskv_exit map(int fd, struct dskv_segment *segment, struct dskv_erro
 
 enum dskv_exit dskv_segment_open(size_t bytes, struct dskv_segment *segment, struct dskv_error *error)
 {
-    int32_t pids[DSKV_MAX_RANKS];
-    *segment = (struct dskv_segment){.bytes = bytes};
+    *segment = (struct dskv_segment){.bytes = bytes, .peers = *dskv_job_peers()};
     struct dskv_peers *peers = &segment->peers;
-    peers->rank = dskv_job_rank();
-    peers->n_ranks = dskv_job_n_ranks();
     peers->spin_us = peers->n_ranks <= dskv_job_n_cores() ? SPIN_US : 0;
-    dskv_job_all_gather((int32_t)getpid(), pids);
-    for (int32_t r = 0; r < peers->n_ranks; r++)
-        peers->pids[r] = pids[r];
 
     int own = peers->rank == 0 ? open_own(bytes) : -1, rank0_fd = own;
     dskv_job_broadcast(&rank0_fd, sizeof rank0_fd);

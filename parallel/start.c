@@ -10,9 +10,11 @@
 #include "base/limits.h"
 #include "base/status.h"
 #include "parallel/engine.h"
+#include "parallel/flag.h"
 
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +22,27 @@
 
 static struct {
     int rank, n_ranks, n_cores;
-    int has_mpi; /* MPI_Init was called and MPI_Finalize was not */
+    int has_mpi;             /* MPI_Init was called and MPI_Finalize was not */
+    struct dskv_peers peers; /* n_ranks is 0 until all are known */
 } job = {.n_ranks = 1, .n_cores = 1};
+
+/* From rank 0, which ends the job of its own will and has said why: its end is no loss then.  All threads block it, so
+ * that once sent it stays pending, and nothing runs where it arrives. */
+#define LEAVE_SIGNAL SIGUSR2
+
+static void block_leave_signal(void)
+{
+    sigset_t leave;
+    sigemptyset(&leave);
+    sigaddset(&leave, LEAVE_SIGNAL);
+    pthread_sigmask(SIG_BLOCK, &leave, NULL);
+}
+
+static int rank0_has_left(void)
+{
+    sigset_t pending;
+    return sigpending(&pending) == 0 && sigismember(&pending, LEAVE_SIGNAL) == 1;
+}
 
 static long environment_number(const char *name, long otherwise)
 {
@@ -121,11 +142,23 @@ static enum dskv_exit start_mpi(long n_launched, struct dskv_error *error)
     return DSKV_EXIT_OK;
 }
 
+/* From here on every rank knows whom it may lose. */
+static void meet_peers(void)
+{
+    int32_t pids[DSKV_MAX_RANKS];
+    dskv_job_all_gather((int32_t)getpid(), pids);
+    for (int r = 0; r < job.n_ranks; r++)
+        job.peers.pids[r] = pids[r];
+    job.peers.rank = job.rank;
+    job.peers.n_ranks = job.n_ranks;
+}
+
 enum dskv_exit dskv_parallel_start(int *rank, int *n_ranks, struct dskv_error *error)
 {
     enum dskv_exit code = DSKV_EXIT_OK;
     long launched_rank, n_launched;
     read_launcher(&launched_rank, &n_launched);
+    block_leave_signal(); /* before MPI has threads */
     if (n_launched > DSKV_MAX_RANKS)
         code = dskv_fail_exit(error, DSKV_EXIT_USAGE, "%ld ranks are more than the %d that dskvd supports", n_launched,
                               DSKV_MAX_RANKS);
@@ -135,6 +168,8 @@ enum dskv_exit dskv_parallel_start(int *rank, int *n_ranks, struct dskv_error *e
         code = start_mpi(n_launched, error);
     job.rank = (int)launched_rank;
     job.n_ranks = code == DSKV_EXIT_OK && n_launched > 0 ? (int)n_launched : 1;
+    if (!code)
+        meet_peers();
     widen_binding();
     job.n_cores = count_cores();
     *rank = job.rank;
@@ -146,12 +181,24 @@ void dskv_parallel_stop(void)
 {
     if (!job.has_mpi)
         return;
+    job.peers.n_ranks = 0; /* from here on ranks end in any order, and none is missed */
     MPI_Finalize();
     job.has_mpi = 0;
 }
 
+int dskv_parallel_lost(char text[DSKV_LOST_TEXT])
+{
+    int lost = dskv_peers_first_lost(&job.peers);
+    text[0] = 0;
+    if (lost >= 0 && job.rank <= 1 && !rank0_has_left())
+        dskv_peers_describe_lost(&job.peers, lost, text);
+    return lost >= 0;
+}
+
 void dskv_parallel_abort(enum dskv_exit code)
 {
+    for (int r = 1; job.rank == 0 && r < job.peers.n_ranks; r++)
+        kill(job.peers.pids[r], LEAVE_SIGNAL);
     /* A rank that leaves without MPI_Finalize makes the launcher end the others and return its code; MPI_Abort may only
      * be called from one thread, and can wait for peers that are gone. */
     _exit(code);
@@ -185,6 +232,11 @@ int dskv_job_rank(void)
 int dskv_job_n_ranks(void)
 {
     return job.n_ranks;
+}
+
+const struct dskv_peers *dskv_job_peers(void)
+{
+    return &job.peers;
 }
 
 int dskv_job_n_cores(void)

@@ -166,7 +166,7 @@ static enum dskv_exit await_step(struct dskv_engine *engine, struct dskv_error *
             return dskv_engine_told(failure, failed, error);
         int lost = dskv_watch_pause(&watch);
         if (lost >= 0)
-            return dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+            return dskv_peers_fail_lost(watch.peers, lost, error);
     }
     return DSKV_EXIT_OK;
 }

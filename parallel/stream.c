@@ -107,7 +107,7 @@ struct dskv_answer *dskv_stream_collect(struct dskv_stream *stream, struct dskv_
     if (peers->n_ranks > 1) {
         int lost = dskv_flag_wait(&stream->shared->done[place].complete, count, peers);
         if (lost >= 0) {
-            dskv_fail_exit(error, DSKV_EXIT_RANK_LOST, "rank %d is gone", lost);
+            dskv_peers_fail_lost(peers, lost, error);
             return NULL;
         }
     }

@@ -11,6 +11,7 @@
 #define DSKV_MAX_CONTEXT (1 << 24)
 #define DSKV_MAX_END_TOKENS 32
 #define DSKV_MAX_RANKS 64
+#define DSKV_LOST_TEXT 96 /* what is said of a rank that is lost */
 
 /* MLP columns and vocabulary are split over ranks in units of this many. */
 #define DSKV_SPLIT_UNIT 64
@@ -46,8 +47,10 @@
 #define DSKV_MAX_ROUTE_BYTES 255                  /* a ZeroMQ routing id */
 #define DSKV_MAX_CLIENT_BACKLOG_BYTES (320 << 20) /* replies that wait for one client that does not read */
 #define DSKV_MAX_BACKLOG_BYTES (1 << 30)          /* replies that wait for all clients together */
-#define DSKV_MAX_QUEUED_BYTES (256 << 20)         /* tensors of requests accepted and not finished; more are `busy` */
-#define DSKV_MAX_QUEUED_REQUESTS 4096             /* requests accepted and not finished; more are `busy` */
+#define DSKV_MAX_QUEUED_BYTES (256 << 20) /* tensors and ids of requests accepted and not finished; more are `busy` */
+#define DSKV_MAX_QUEUED_REQUESTS 4096     /* requests accepted and not finished; more are `busy` */
+#define DSKV_MAX_QUEUED_FOLLOWERS 64      /* messages that wait for one request; more are `busy` */
+#define DSKV_MAX_QUEUED_NOTES 4096        /* what pings and the like leave to be done; more are `busy` */
 #define DSKV_MAX_SESSIONS 4096
 #define DSKV_MAX_CACHES (1 << 20)
 

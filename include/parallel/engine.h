@@ -11,6 +11,7 @@
 #ifndef DSKV_PARALLEL_ENGINE_H
 #define DSKV_PARALLEL_ENGINE_H
 
+#include "base/limits.h"
 #include "base/status.h"
 #include "parallel/model.h"
 #include "parallel/plan.h"
@@ -47,7 +48,10 @@ int dskv_parallel_launched_rank(void);
 enum dskv_exit dskv_parallel_start(int *rank, int *n_ranks, struct dskv_error *error);
 /* After everything, on every rank: ends MPI in order. */
 void dskv_parallel_stop(void);
-/* Ends the whole job at once with this exit code; safe before start and from any thread. */
+/* Async-signal-safe, any time: 1 when a rank has ended that this one looks after (rank 0 after all others, these after
+ * rank 0).  text gets the sentence where this rank is to say it (rank 0, or rank 1 when rank 0 could not), else "". */
+int dskv_parallel_lost(char text[DSKV_LOST_TEXT]);
+/* Ends the whole job at once with this exit code; safe before start, from any thread, in a signal's handler. */
 void dskv_parallel_abort(enum dskv_exit code) __attribute__((noreturn));
 /* Largest of every rank's exit code, agreed by all: one rank's failed start stops all, rank 0 prints its sentence. */
 enum dskv_exit dskv_parallel_agree(enum dskv_exit code, struct dskv_error *error);

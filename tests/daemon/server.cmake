@@ -6,6 +6,7 @@ dskv_c_test(daemon.life SOURCES test_life.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.transfer SOURCES test_transfer.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.generate SOURCES test_generate.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.ahead SOURCES test_ahead.c LIBRARIES dskv_sim)
+dskv_c_test(daemon.flood SOURCES test_flood.c LIBRARIES dskv_sim)
 dskv_c_test(daemon.random SOURCES test_random.c LIBRARIES dskv_daemon)
 # The same with steps that are queued ahead, and computed when they are submitted or when they are collected.
 foreach(test server life transfer generate)

@@ -34,7 +34,7 @@ static struct play {
     int n_events; /* that the server has ready, for route 9 */
     int is_idle, is_draining, is_stopped;
     size_t backlog;
-    enum dskv_code submit_code;
+    enum dskv_code submit_code, note_code;
     enum dskv_exit failure, engine_failure;
 } play;
 static int event_fd;
@@ -150,11 +150,13 @@ enum dskv_code dskv_server_submit(struct dskv_server *server, const struct dskv_
     return DSKV_OK;
 }
 
-void dskv_server_note(struct dskv_server *server, const struct dskv_request *request)
+enum dskv_code dskv_server_note(struct dskv_server *server, const struct dskv_request *request,
+                                struct dskv_error *error)
 {
     (void)server;
     (void)request;
     play.n_noted++;
+    return play.note_code ? dskv_fail(error, play.note_code, "played") : DSKV_OK;
 }
 
 int dskv_server_cancel(struct dskv_server *server, const struct dskv_route *route, uint64_t id)
@@ -325,6 +327,16 @@ static void test_refusals_are_answered(void)
     CU_ASSERT_EQUAL_FATAL(play.n_sent, 1);
     CU_ASSERT_EQUAL(play.sent[0].error.code, DSKV_BUSY);
     CU_ASSERT_EQUAL(play.n_cleared, 1);
+    begin();
+    play.note_code = DSKV_BUSY; /* what a ping carries is not dropped in silence */
+    arrive(1, DSKV_OP_PING, 41, 1);
+    arrive(1, DSKV_OP_CANCEL, 42, 1);
+    perform(fail_in_second_round, NULL);
+    CU_ASSERT_EQUAL_FATAL(play.n_sent, 2);
+    CU_ASSERT_EQUAL(play.sent[0].error.code, DSKV_BUSY);
+    CU_ASSERT_EQUAL(play.sent[1].error.code, DSKV_BUSY);
+    CU_ASSERT_EQUAL(play.n_cancelled, 0);
+    CU_ASSERT_EQUAL(play.n_cleared, 2);
 }
 
 static void one_event_in_each_round(int round)
@@ -434,6 +446,6 @@ int main(void)
     };
     event_fd = eventfd(0, EFD_CLOEXEC);
     dskv_log_open(DSKV_LOG_WARNING, 0);
-    dskv_signals_open();
+    dskv_signals_open(0);
     return dskv_run_tests("daemon.front", tests);
 }

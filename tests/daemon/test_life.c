@@ -230,7 +230,7 @@ static void silence_frees_the_caches_of_a_session(void)
     note.session = other.session;
     for (int i = 0; i < 4; i++) {
         poll(NULL, 0, 400);
-        dskv_server_note(local.server, &note); /* a ping renews as well */
+        dskv_server_note(local.server, &note, NULL); /* a ping renews as well */
     }
     struct dskv_stats_result stats = settled();
     CU_ASSERT_EQUAL(stats.sessions, 1);
@@ -271,7 +271,7 @@ static void what_an_envelope_frees_is_free_before_its_request(void)
     CU_ASSERT_EQUAL_FATAL(event.kind, DSKV_EVENT_RESULT);
     ids[0] = event.forward.sequences[0].cache.id;
     dskv_event_clear(&event);
-    dskv_server_note(local.server, &(struct dskv_request){.op = DSKV_OP_STATS, .n_free = 2, .free = ids});
+    dskv_server_note(local.server, &(struct dskv_request){.op = DSKV_OP_STATS, .n_free = 2, .free = ids}, NULL);
     CU_ASSERT_EQUAL(settled().blocks_used, 0);
     finish();
 }

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import dskv
-from support.daemon import DSKVD, MODELS, SOURCE, Daemon, Place, marked_pids
+from support.daemon import DSKVD, MODELS, SOURCE, Daemon, Place, environment_options, marked_pids
 
 PROMPT = [352, 303, 275, 1646, 26]
 
@@ -148,6 +148,76 @@ def test_killed_rank_ends_the_job(victim, busy):
             assert "dskvd: rank 1" in daemon.log()
 
 
+def lost_ranks(log):
+    """The ranks that the log calls gone, in its order."""
+    return [int(line.split()[2]) for line in log.splitlines() if line.startswith("dskvd: ") and " is gone" in line]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_lost_rank_is_named(victim, busy):
+    """That one and no other, once."""
+    with Daemon(ranks=3) as daemon:
+        with dskv.connect(daemon.endpoint, timeout=2.0) as client:
+            if busy:
+                endless_generate(daemon.endpoint)
+                wait_busy(client)
+            pid = daemon.rank_pids()[victim]
+            os.kill(pid, signal.SIGKILL)
+            assert daemon.process.wait(5) == 128 + signal.SIGKILL
+        assert lost_ranks(daemon.log()) == [victim]
+        assert f"its process {pid} " in daemon.log()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_rank_leaves_before_rank_0_names_the_lost_one(busy):
+    """Neither mpirun nor rank 0 gets to look for a while: nobody else makes an end meanwhile."""
+    with Daemon(ranks=3) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            if busy:
+                endless_generate(daemon.endpoint)
+                wait_busy(client)
+            pids = daemon.rank_pids()
+            for pid in (daemon.process.pid, pids[0]):
+                os.kill(pid, signal.SIGSTOP)
+            os.kill(pids[2], signal.SIGKILL)
+            time.sleep(2.5)
+            assert daemon.rank_pids() == pids[:2]
+            os.kill(pids[0], signal.SIGCONT)
+            end = time.monotonic() + 5
+            while pids[0] in daemon.rank_pids():  # it has said it then, and mpirun passes it on
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            os.kill(daemon.process.pid, signal.SIGCONT)
+            assert daemon.process.wait(5) != 0
+        assert lost_ranks(daemon.log()) == [2]
+
+
+def test_a_rank_that_is_lost_in_a_replay_is_named(tmp_path):
+    with Daemon(ranks=2, options=["--trace-plans", tmp_path / "plans"]) as daemon:
+        with dskv.connect(daemon.endpoint) as client:
+            client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+    place = Place()
+    try:
+        command = place.command(2, [*environment_options(), "--model", str(MODELS / "atlas-gpt2"), "--replay",
+                                    str(tmp_path / "plans")])
+        process = subprocess.Popen(command, env=place.environment(), start_new_session=True, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process.stdout.readline()
+        os.kill(marked_pids(place.mark, "dskvd")[1], signal.SIGKILL)
+        said, _ = process.communicate(timeout=10)
+        assert lost_ranks(said) == [1]
+    finally:
+        place.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_end_by_signal_is_no_loss(ranks):
+    with Daemon(ranks=ranks) as daemon:
+        daemon.stop(signal.SIGTERM, timeout=5)
+        assert not lost_ranks(daemon.log())
+
+
 def test_killed_mpirun_ends_the_ranks():
     with Daemon(ranks=2) as daemon:
         daemon.process.kill()
@@ -240,6 +310,39 @@ def test_dskvd_run_passes_signals_on(launcher, which):
     assert time.monotonic() - begin < 3
     assert not marked_pids(launcher.place.mark)
     assert not os.listdir(launcher.place.sessions)
+
+
+@pytest.mark.parametrize("which", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("after", [0.02, 0.05, 0.1])
+def test_dskvd_run_is_ended_while_it_starts(launcher, which, after):
+    process = launcher.start("-np", 2, "--model", MODELS / "atlas-gpt2", "--listen", f"ipc://{launcher.place.directory}/d")
+    time.sleep(after)
+    process.send_signal(which)
+    said, _ = process.communicate(timeout=10)
+    if "dskvd-run: " in said or process.returncode not in (0, 128 + which):  # 128 + which: before it had begun
+        pytest.fail(f"{process.returncode}: {said}")
+    assert not marked_pids(launcher.place.mark)
+
+
+def test_the_unit_drains_when_it_is_stopped(launcher):
+    """As systemd does it: the unit's signal to the main process alone; what runs is finished."""
+    unit = dict(line.split("=", 1) for line in (SOURCE / "launch" / "dskvd.service").read_text().splitlines()
+                if "=" in line and not line.startswith("#"))
+    program, *arguments = unit["ExecStart"].split()
+    assert program.endswith("/dskvd-run") and unit["KillMode"] == "mixed" and int(unit["TimeoutStopSec"]) > 30
+    endpoint = f"ipc://{launcher.place.directory}/d"
+    process = launcher.start(*arguments[:-1], MODELS / "atlas-gpt2", "--listen", endpoint)
+    for line in process.stdout:
+        if line.startswith("dskvd: ready on"):
+            break
+    with dskv.connect(endpoint) as client:
+        running = long_generate(endpoint)
+        wait_busy(client)
+        process.send_signal(signal.Signals[unit["KillSignal"]])
+        running.join(30)
+        assert running.error is None and len(running.result.tokens) == 600
+    assert process.wait(5) == 0
+    assert not marked_pids(launcher.place.mark)
 
 
 def test_dskvd_run_gives_the_exit_code(launcher):

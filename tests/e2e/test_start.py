@@ -133,6 +133,7 @@ def test_no_memory(size, endpoint):
 
 def test_replay_of_nothing(tmp_path):
     refused(run(["--model", ATLAS, "--replay", tmp_path / "none"], ranks=2), 2, "none")
+    refused(run(["--model", ATLAS, "--replay", tmp_path]), 2, "plan 1", "cannot be read: Is a directory")
 
 
 # ---- starts that succeed ------------------------------------------------------------------------------------------------

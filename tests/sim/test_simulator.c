@@ -481,7 +481,7 @@ static void wave(struct simulation *s)
         if (!value)
             continue;
         request.free = &value->ref.id;
-        dskv_server_note(s->local.server, &request);
+        dskv_server_note(s->local.server, &request, NULL);
         drop_value(value);
     }
 }
