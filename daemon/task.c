@@ -152,7 +152,9 @@ enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv
         return DSKV_OK;
     struct dskv_cache *found = dskv_caches_find(state->caches, &prefix->cache);
     if (!found) {
-        dskv_fail(error, DSKV_UNKNOWN_CACHE, "the cache was freed or never existed");
+        dskv_fail(error, DSKV_UNKNOWN_CACHE,
+                  "the cache was freed, its session was silent for longer than --cache-lease, the server was started "
+                  "again, or it never existed");
         dskv_error_set_field(error, field);
         return DSKV_UNKNOWN_CACHE;
     }
@@ -174,18 +176,19 @@ enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv
     return DSKV_OK;
 }
 
-enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dskv_wire_tensor *tokens,
-                                      const char *field, struct dskv_error *error)
+enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dskv_wire_tensor *tokens, const char *name,
+                                      struct dskv_error *error)
 {
+    const char *dot = strrchr(name, '.');
     const int32_t *ids = tokens->data;
     int32_t vocab = state->info->model.vocab;
     for (int32_t i = 0; i < dskv_tensor_count(tokens); i++)
         if (ids[i] < 0 || ids[i] >= vocab) {
-            dskv_fail(error, DSKV_TOKEN_OUT_OF_RANGE, "%s[%d] is %d, the vocabulary's ids are 0 .. %d", field, i,
-                      ids[i], vocab - 1);
+            dskv_fail(error, DSKV_TOKEN_OUT_OF_RANGE, "%s[%d] is %d, the vocabulary's ids are 0 .. %d", name, i, ids[i],
+                      vocab - 1);
             dskv_error_set(error, DSKV_HAS_INDEX, i);
             dskv_error_set(error, DSKV_HAS_LIMIT, vocab);
-            dskv_error_set_field(error, field);
+            dskv_error_set_field(error, dot ? dot + 1 : name);
             return DSKV_TOKEN_OUT_OF_RANGE;
         }
     return DSKV_OK;

@@ -106,9 +106,10 @@ void dskv_task_fail(struct dskv_state *state, struct dskv_task *task, const stru
  */
 enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv_prefix *prefix, const char *field,
                                      struct dskv_cache **cache, struct dskv_error *error);
-/* DSKV_TOKEN_OUT_OF_RANGE with index and limit. */
-enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dskv_wire_tensor *tokens,
-                                      const char *field, struct dskv_error *error);
+/* DSKV_TOKEN_OUT_OF_RANGE with index, limit and field: what follows the last dot of the name ("sequences[1].tokens").
+ */
+enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dskv_wire_tensor *tokens, const char *name,
+                                      struct dskv_error *error);
 /* DSKV_TOO_LONG with limit and length. */
 enum dskv_code dskv_task_check_length(struct dskv_state *state, int64_t length, struct dskv_error *error);
 /* DSKV_BUSY when all running tasks would hold too many bytes of replies or make too many caches; else counted until the

@@ -7,6 +7,7 @@
 #include "daemon/task.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -148,9 +149,12 @@ static enum dskv_code begin_sequence(struct dskv_state *state, struct forward *f
     int32_t length = asked->prefix.present ? asked->prefix.length : 0;
     output->reruns = output->n_tokens == 0 || (asked->want.score && length > 0);
     struct dskv_cache *prefix;
+    char name[32] = "tokens";
+    if (forward->task.request.forward.n > 1)
+        snprintf(name, sizeof name, "sequences[%d].tokens", index);
     enum dskv_code code = check_rows(asked, error);
     if (!code)
-        code = dskv_task_check_tokens(state, &asked->tokens, "tokens", error);
+        code = dskv_task_check_tokens(state, &asked->tokens, name, error);
     if (!code)
         code = dskv_task_find_prefix(state, &asked->prefix, "prefix", &prefix, error);
     if (!code)

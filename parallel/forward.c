@@ -3,6 +3,9 @@
  * A rank holds some heads, some MLP columns and some of the vocabulary; everything between the sums is replicated.
  * Partials are written where the comm wants them, summed in rank order, and only then are the output biases and the
  * residual added.
+ *
+ * The transformer itself is embed, attention_part, mlp_part and run_pass, which goes through the layers; the head is in
+ * select.c.
  */
 #include "parallel/forward.h"
 

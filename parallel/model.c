@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Options that any model's config.json may carry and that change the arithmetic in a way that is not computed here. */
@@ -123,6 +124,16 @@ static enum dskv_exit read_generation(const char *model_dir, struct dskv_reader 
     return reader.code;
 }
 
+static enum dskv_exit check_directory(const char *model_dir, struct dskv_error *error)
+{
+    struct stat found = {0};
+    if (!stat(model_dir, &found) && S_ISDIR(found.st_mode))
+        return DSKV_EXIT_OK;
+    return dskv_fail_exit(error, DSKV_EXIT_MODEL,
+                          "%s cannot be opened: %s; a model is a local directory, none is downloaded",
+                          dskv_path_tail(model_dir), strerror(found.st_mode ? ENOTDIR : errno));
+}
+
 static enum dskv_exit read_config(const char *model_dir, struct dskv_model *model, struct dskv_error *error)
 {
     char *path = dskv_format("%s/config.json", model_dir);
@@ -160,7 +171,9 @@ static enum dskv_exit read_files(const char *model_dir, struct dskv_model *model
 enum dskv_exit dskv_model_read(const char *model_dir, int dummy, struct dskv_model *model, struct dskv_error *error)
 {
     *model = (struct dskv_model){0};
-    enum dskv_exit code = read_config(model_dir, model, error);
+    enum dskv_exit code = check_directory(model_dir, error);
+    if (code == DSKV_EXIT_OK)
+        code = read_config(model_dir, model, error);
     if (code != DSKV_EXIT_OK)
         return code;
     return dummy ? dskv_fingerprint_of(model, NULL, error) : read_files(model_dir, model, error);

@@ -117,14 +117,15 @@ DSKV_API enum dskv_code dskv_ping(struct dskv_client *client, int32_t timeout_ms
 
 /* ---- caches ----------------------------------------------------------------------------------------------------- */
 
-/* The first `length` tokens of a cache; cache null: no prefix.  Naming a shorter length is a cut; it costs nothing. */
+/* The first `length` tokens of a cache; cache null: no prefix.  Naming a shorter length is a cut; it costs nothing.
+ * {cache} alone names no token of it: a length of 0 is the empty prefix, as [:0] is; for all of it write DSKV_WHOLE. */
 struct dskv_cache_prefix {
     struct dskv_cache *cache;
-    int32_t length; /* 0 .. dskv_cache_length; DSKV_WHOLE: all of it */
+    int32_t length; /* 0 (the empty prefix) .. dskv_cache_length; DSKV_WHOLE: all of it */
 };
 #define DSKV_WHOLE (-1)
 
-/* 32 hexadecimal digits; lives as long as the handle. */
+/* 32 hexadecimal digits, for people and logs: no call takes one.  Lives as long as the handle. */
 DSKV_API const char *dskv_cache_id(const struct dskv_cache *cache);
 DSKV_API int32_t dskv_cache_length(const struct dskv_cache *cache);
 /* The tokens that it stands for: [dskv_cache_length]; live as long as the handle. */
@@ -149,7 +150,8 @@ enum dskv_logits {
 };
 
 /* Row i predicts the token after new token i.  Without tokens there is one row, that of the prefix's last token, which
- * is run again without making a cache. */
+ * is run again without making a cache.  Scores on a prefix run that token again too, for entry 0: one less is cached.
+ */
 struct dskv_forward_options {
     size_t size;
     const int32_t *tokens; /* [n_tokens] */
@@ -200,7 +202,7 @@ DSKV_API void dskv_outputs_free(struct dskv_outputs **outputs);
 
 struct dskv_verify_options {
     size_t size;
-    const int32_t *tokens; /* certain tokens; may be none on a prefix */
+    const int32_t *tokens; /* certain tokens; may be none on a prefix: its last token is then run again */
     size_t n_tokens;
     const int32_t *draft;
     size_t n_draft;

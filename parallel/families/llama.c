@@ -23,8 +23,11 @@ static void check_rope_type(struct dskv_reader *reader, const char *key, const s
         if (dskv_json_kind(type) != DSKV_JSON_STRING)
             dskv_reader_fail(reader, "%s.%s is not a string", key, type_keys[i]);
         else if (strcmp(dskv_json_string(type), "default") != 0)
-            dskv_reader_fail(reader, "%s.%s \"%.32s\" is not supported; known is \"default\"", key, type_keys[i],
-                             dskv_json_string(type));
+            dskv_reader_fail(
+                reader,
+                "%s.%s is \"%.32s\"; only the plain rotary table (\"default\") is computed, so Llama 3.1 and later "
+                "cannot be served by this build",
+                key, type_keys[i], dskv_json_string(type));
     }
     if (!found && dskv_json_get(parameters, "factor"))
         dskv_reader_fail(reader, "%s has a factor, but no rope_type", key);

@@ -201,6 +201,8 @@ static void many_sequences_are_all_or_none(void)
     struct dskv_error error = refused(&request);
     CU_ASSERT_EQUAL(error.code, DSKV_TOKEN_OUT_OF_RANGE);
     CU_ASSERT_EQUAL(error.index, 7);
+    CU_ASSERT_STRING_EQUAL(error.field, "tokens");
+    CU_ASSERT_PTR_NOT_NULL(strstr(error.message, "sequences[7].tokens[5] is "));
     tokens[7][5] = FAKE_BAD_TOKEN;
     error = refused(&request);
     CU_ASSERT_EQUAL(error.code, DSKV_NOT_FINITE);

@@ -106,6 +106,7 @@ def test_token_out_of_range(client):
     assert refused(client.generate, [2048]).code == "token_out_of_range"
     many = refused(client.forward_many, [dict(tokens=[1]), dict(tokens=[2, 5000])])
     assert many.code == "token_out_of_range" and many.details["index"] == 1
+    assert many.message.startswith("sequences[1].tokens[1] is 5000")
 
 
 def test_empty_request_and_no_row(client, canary):
@@ -136,7 +137,10 @@ def test_too_long(client, canary):
 def test_unknown_cache(client):
     freed = client.forward([1]).cache
     freed.free()
-    assert refused(client.forward, [1], prefix=freed).code == "unknown_cache"
+    error = refused(client.forward, [1], prefix=freed)
+    assert error.code == "unknown_cache"
+    for cause in ("freed", "--cache-lease", "started again", "never existed"):
+        assert cause in error.message
     consumed = client.forward([1]).cache
     client.forward([2], prefix=consumed, consume=True)
     assert refused(consumed.export).code == "unknown_cache"

@@ -110,6 +110,14 @@ def test_another_models_export_is_refused(client, exports):
     same_kv(unsaid.export(), pkv)
 
 
+def test_an_export_brings_its_tokens_and_contradicting_ones_are_refused(client, exports):
+    ids, pkv, _ = exports[0]
+    assert list(client.import_cache(pkv).tokens) == list(ids)
+    assert refused(client.import_cache, pkv, [*ids[:-1], (ids[-1] + 1) % 2]).code == "bad_value"
+    assert refused(client.import_cache, pkv, ids[:-1]).code == "bad_value"
+    assert refused(client.import_cache, tuple(pkv)).code == "bad_type"
+
+
 @pytest.mark.parametrize("model", ["atlas-gpt2", "atlas-llama"])
 def test_transformers_own_cache_both_ways(model):
     with Daemon(model) as daemon:

@@ -172,6 +172,7 @@ def test_threads_share_a_client(client):
 def test_a_silent_session_ends_with_its_caches_and_the_client_goes_on():
     with Daemon("atlas-gpt2", options=["--cache-lease", "1"]) as daemon:
         with dskv.connect(daemon.endpoint) as client, dskv.connect(daemon.endpoint) as watcher:
+            assert client.lease_s == 1
             cache = client.forward(tokens(30, 9)).cache
             end = time.monotonic() + 0.4
             while time.monotonic() < end:  # a session that speaks keeps its caches

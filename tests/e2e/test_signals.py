@@ -349,5 +349,7 @@ def test_dskvd_run_gives_the_exit_code(launcher):
     process = launcher.start("-np", 2, "--model", "/nowhere", "--listen", f"ipc://{launcher.place.directory}/d")
     assert process.wait(20) == 3
     assert launcher.start("-np", "x").wait(5) == 2
+    late = launcher.start("--model", "/nowhere", "-np", 2)
+    assert "-np comes first" in late.communicate(timeout=5)[0] and late.returncode == 2
     assert launcher.start("--version").wait(5) == 0
     assert not os.listdir(launcher.place.sessions)

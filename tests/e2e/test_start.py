@@ -85,7 +85,12 @@ def test_unknown_option(ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_wrong_directory(ranks, endpoint):
-    refused(run(["--model", "/nowhere/at-all", "--listen", endpoint], ranks=ranks), 3, "/nowhere/at-all")
+    refused(run(["--model", "/nowhere/at-all", "--listen", endpoint], ranks=ranks), 3, "/nowhere/at-all", "local directory")
+
+
+def test_a_name_or_a_file_is_no_directory():
+    for name in ("meta-llama/Llama-3.1-8B", __file__):
+        refused(run(["--check", "--model", name], env=NO_MPIRUN), 3, name[-20:], "a local directory, none is downloaded")
 
 
 def test_unreadable_file(copy, endpoint):

@@ -170,6 +170,7 @@ def test_hello_opens_a_session_that_every_request_carries(serve, endpoint):
     server = serve(Forwards())
     with dskv.connect(endpoint, timeout=5) as client:
         client.forward([1, 2])
+        assert client.lease_s == 60
     assert server.seen[0]["op"] == "hello" and server.seen[0]["versions"] == [1] and "session" not in server.seen[0]
     assert server.seen[1]["session"] == bytes([1]) + SESSION[1:]
     assert server.seen[-1]["op"] == "free" and server.seen[-1]["all"] is True
@@ -218,6 +219,11 @@ def test_many_sequences_are_one_request(serve, endpoint):
         assert len(a.cache) == 1 and list(b.cache.tokens) == [2, 3]
         error = refused(client.forward_many, [dict(tokens=[1]), dict(tokens=[1.5])])
         assert error.code == "bad_type" and error.details["index"] == 1
+        assert error.message == "sequences[1].tokens are one-dimensional integers, not a list with float in it"
+        error = refused(client.forward_many, [dict(tokens=[1]), dict(tokens=[1, 2**40])])
+        assert error.message.startswith("sequences[1].tokens[1] is ") and error.details["field"] == "tokens"
+        error = refused(client.forward_many, [dict(tokens=[1]), dict(tokens=[1], prefix=a)])
+        assert error.message.startswith("sequences[1]: a prefix is ") and error.message.endswith("pass its .cache")
         error = refused(client.forward_many, [dict(tokens=[1], logit="last")])
         assert error.code == "unknown_field" and error.details["field"] == "logit"
     assert len(server.of("forward")) == 1

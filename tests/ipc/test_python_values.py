@@ -9,8 +9,9 @@ import types
 import dskv
 import numpy as np
 import pytest
-from dskv.past_key_values import read_layers
-from dskv.protocol import token_ids
+from dskv.past_key_values import read_layers, tokens_of
+from dskv.protocol import integer, token_ids
+from dskv.request import forward_sequence
 
 
 def refused(call, *arguments):
@@ -100,6 +101,29 @@ def test_a_slice_past_the_end_or_of_another_kind_is_refused():
         assert refused(cache.__getitem__, key).code == "bad_type"
     with pytest.raises(TypeError):
         iter(cache)
+    assert refused(cache.__getitem__, 2).message.endswith("not by [2]; for the first 2: [:2]")
+    assert refused(cache.__getitem__, np.int64(-1)).message.endswith("not by [-1]; for all but the last 1: [:-1]")
+
+
+def test_what_was_meant_is_said():
+    cache = cache_of(3)
+    for given in (cache, cache[:2]):
+        kind = type(given).__name__
+        assert refused(token_ids, given).message == f"tokens are ids, not a {kind}; did you mean prefix=?"
+    assert refused(token_ids, 3).message.endswith("not an int")
+    result = dskv.ForwardResult(cache, 0, 3, logits=np.zeros((1, 5000)))
+
+    def forward(**options):
+        error = refused(forward_sequence, options, np.arange(3))
+        assert error.code in ("bad_type", "bad_value") and len(error.message) < 120
+        return error.message
+
+    assert forward(prefix=result) == "a prefix is a Cache or a slice of one, not a ForwardResult: pass its .cache"
+    assert forward(prefix=np.zeros(5000)) == "a prefix is a Cache or a slice of one, not an ndarray"
+    assert forward(logits="first") == "logits is 'first'; allowed are None, \"last\", \"all\", (start, stop)"
+    assert forward(logits=np.zeros(5000)).startswith("logits is an ndarray; allowed are")
+    assert forward(topk=np.zeros(5000)) == "topk is an integer, not an ndarray"
+    assert refused(integer, np.float32(1.5), "topk").message == "topk is an integer, not 1.5"
 
 
 def test_a_cache_is_true_at_length_0_and_its_tokens_are_read_only():
@@ -161,6 +185,18 @@ def test_keys_and_values_of_a_wrong_kind_are_refused():
     assert error.code == "wrong_shape" and error.details["index"] == 1
     error = refused(read_layers, (*pairs(layers=1), *pairs(layers=1, dtype=np.float16)), 5)
     assert error.code == "wrong_dtype" and error.details["index"] == 1
+
+
+def test_an_export_knows_its_tokens():
+    own = dskv.PastKeyValues(pairs(), np.array([4, 5, 6, 7, 8], np.int32), "m", "o")
+    assert list(tokens_of(own, None)) == list(tokens_of(own, [4, 5, 6, 7, 8])) == [4, 5, 6, 7, 8]
+    error = refused(tokens_of, own, [4, 5, 9, 7, 8])
+    assert (error.code, error.details) == ("bad_value", {"field": "tokens", "index": 2})
+    assert error.message == "tokens[2] is 9, but the past_key_values stand for 6 there (pkv.tokens)"
+    error = refused(tokens_of, own, [4, 5])
+    assert (error.code, error.details["length"], error.details["limit"]) == ("bad_value", 2, 5)
+    assert list(tokens_of(tuple(own), [1, 2])) == [1, 2]
+    assert refused(tokens_of, tuple(own), None).code == "bad_type"
 
 
 def test_an_export_goes_to_transformers():

@@ -129,10 +129,12 @@ static void meaningful_options_are_refused(void)
     refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"sliding_window\": 4096", "sliding_window");
     refuse(LLAMA ", \"rope_interleaved\": true", "rope_interleaved");
-    refuse(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "rope_scaling.type \"linear\"");
-    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
-           "rope_scaling.rope_type \"llama3\"");
-    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"yarn\"}", "rope_parameters.rope_type \"yarn\"");
+    refuse(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "rope_scaling.type is \"linear\"");
+    refuse(
+        LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
+        "rope_scaling.rope_type is \"llama3\"; only the plain rotary table (\"default\") is computed, so Llama 3.1 and "
+        "later cannot be served by this build");
+    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"yarn\"}", "rope_parameters.rope_type is \"yarn\"");
     refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": 1}", "not a string");
     refuse(LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", "per kind of layer");
     refuse(LLAMA ", \"rope_parameters\": 7", "not an object");

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import Error
+from .errors import Error, shown
 
 if TYPE_CHECKING:
     from .client import Client
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def _stop_of(key: object, length: int) -> int:
     """The length that ``[:n]`` names on something of this length."""
     if not isinstance(key, slice):
-        raise Error("bad_type", f"a prefix is named by [:n], not by [{key!r}]", {"field": "prefix"})
+        hint = ""
+        if isinstance(key, (int, np.integer)) and key:
+            hint = f"; {f'for the first {key}' if key > 0 else f'for all but the last {-key}'}: [:{key}]"
+        raise Error("bad_type", f"a prefix is named by [:n], not by [{shown(key)}]{hint}", {"field": "prefix"})
     if key.step not in (None, 1) or key.start not in (None, 0):
         raise Error("bad_value", "a prefix starts at token 0 and has step 1: [:n]", {"field": "prefix"})
     if key.stop is None:
@@ -26,7 +29,7 @@ def _stop_of(key: object, length: int) -> int:
     try:
         stop = operator.index(key.stop)
     except TypeError:
-        raise Error("bad_type", f"a prefix's length is an integer, not {key.stop!r}", {"field": "prefix"}) from None
+        raise Error("bad_type", f"a prefix's length is an integer, not {shown(key.stop)}", {"field": "prefix"}) from None
     if stop > length:
         raise Error(
             "cut_past_end",
@@ -96,7 +99,7 @@ class Cache:
 
     @property
     def id(self) -> bytes:
-        """16 random bytes.  Whoever has them may use the cache."""
+        """16 random bytes.  Whoever has them may use the cache, by the protocol: no call here takes an id."""
         return self._id
 
     @property

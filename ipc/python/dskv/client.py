@@ -6,6 +6,7 @@ Owns the session and the queue of caches to free.  Bytes are protocol.py's matte
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections import deque
@@ -18,7 +19,7 @@ from .cache import Cache, Prefix
 from .connection import Connection
 from .errors import Error
 from .exchange import Exchange
-from .past_key_values import PastKeyValues
+from .past_key_values import PastKeyValues, tokens_of
 from .protocol import boolean, integer, number, token_ids
 from .request import (
     PrefixLike,
@@ -27,6 +28,7 @@ from .request import (
     check_options,
     consume_field,
     forward_sequence,
+    in_sequence,
     joined,
     prefix_fields,
 )
@@ -60,12 +62,13 @@ class Client:
 
     Calls of several threads run at the same time.  A process that was forked makes its own client.  After a lost
     connection the next call connects again; caches are known to the server by their ids, so they stay valid if it still
-    runs.  The session owns the lease of the caches made in it: it is renewed by every call, and ``close()`` frees them.
+    runs.  The session owns the lease of the caches made in it: every call renews it, ``close()`` frees them, and they end
+    after ``lease_s`` seconds without a call (the server's --cache-lease): a program that pauses for longer pings.
     """
 
     __slots__ = (
-        "endpoint", "timeout", "_connect_timeout", "_name", "_connection", "_connecting", "_session", "_limits", "_ids",
-        "_garbage", "_abandoned", "_closed", "__weakref__",
+        "endpoint", "timeout", "_connect_timeout", "_name", "_connection", "_connecting", "_session", "_lease_s", "_limits",
+        "_ids", "_garbage", "_abandoned", "_closed", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -78,12 +81,18 @@ class Client:
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
         self._session: bytes | None = None
+        self._lease_s = math.inf
         self._limits: dict[str, int] = dict(protocol.DEFAULT_LIMITS)
         self._ids = itertools.count(1)
         self._garbage: Deque[bytes] = deque()  # caches that nobody holds; appended to by destructors
         self._abandoned: Deque[Exchange] = deque()  # streams that nobody holds; appended to by destructors
         self._closed = False
         self._live()
+
+    @property
+    def lease_s(self) -> float:
+        """How long, in seconds, this session may be silent before its caches end; math.inf: for ever."""
+        return self._lease_s
 
     # ---- operations -----------------------------------------------------------------------------------------------
 
@@ -105,7 +114,9 @@ class Client:
         ``logits``: the rows to return, "last", "all" or (start, stop), counted in new tokens: [rows, vocab].
         ``argmax``: ids [n].  ``topk``: the k best ids and log-probabilities [n, k].  ``score``: the log-probability of
         each new token given all before it [n] (entry 0 without a prefix is NaN).  ``consume`` gives the prefix's cache
-        up when the call succeeds.  No tokens with a prefix: one row, of the prefix's last token, and no new cache.
+        up when the call succeeds.  No tokens with a prefix: one row, of the prefix's last token, which is
+        run again, and no new cache.  ``score`` on a prefix runs that token again too, for entry 0: one less is cached
+        and one more computed.
         Errors: bad_type, bad_value, token_out_of_range, empty_request, no_row, too_long, unknown_cache, cut_past_end,
         pool_full, busy, reply_too_large, not_finite, draining, cancelled, timeout, unreachable.
 
@@ -140,7 +151,8 @@ class Client:
     ) -> VerifyResult:
         """How many draft tokens greedy decoding would have chosen after prefix + tokens, and which token comes next.
 
-        ``tokens`` are certain; they may be empty on a prefix.  The new cache is prefix + tokens + the accepted draft
+        ``tokens`` are certain; they may be empty on a prefix, whose last token is then run again.  ``draft`` is judged
+        greedily; an end token in it ends nothing, and one past the context limit is refused.  The new cache is prefix + tokens + the accepted draft
         tokens; ``next`` is not in it: pass it first to go on.  Errors: as ``forward``.
 
             v = client.verify([token], draft=guess, prefix=a.cache)
@@ -214,18 +226,20 @@ class Client:
             return GenerateStream(self._begin("generate", fields, timeout), finish, self._abandoned.append)
         return finish(self._call("generate", fields, timeout))
 
-    def import_cache(self, pkv: Any, tokens: Tokens, convert: bool = False, *, timeout: float | None = None) -> Cache:
+    def import_cache(
+        self, pkv: Any, tokens: Tokens = None, convert: bool = False, *, timeout: float | None = None
+    ) -> Cache:
         """Makes a cache of keys and values that were exported, here or by transformers.
 
         ``pkv``: (k, v) per layer, each [1, n_kv_heads, length, head_dim], as numpy arrays or torch tensors; or
-        transformers' DynamicCache.  ``tokens``: the length ids that they stand for.  They are continued exactly as
-        given; another dtype than the server's is refused unless ``convert``.  ``timeout`` is the longest time without
-        progress.
-        Errors: wrong_dtype, wrong_shape, wrong_model (an export of another model), not_finite, pool_full, too_long.
+        transformers' DynamicCache.  ``tokens``: the length ids that they stand for; None takes an export's own, others
+        than those are refused.  Keys and values are continued exactly as given; another dtype than the server's is
+        refused unless ``convert``.  ``timeout`` is the longest time without progress.
+        Errors: bad_value (tokens), wrong_dtype, wrong_shape, wrong_model (an export of another model), not_finite, pool_full, too_long.
 
             cache = client.import_cache(model(ids).past_key_values, ids[0], convert=True)
         """
-        ids = token_ids(tokens)
+        ids = tokens_of(pkv, tokens)
         event = send_import(self._begin, pkv, ids, boolean(convert, "convert"), timeout)
         return self._cache(event, ids)
 
@@ -282,7 +296,7 @@ class Client:
                 wire.append(forward_sequence(sequence, ids[index]))
             except Error as error:
                 if len(sequences) > 1:
-                    error.details["index"] = index
+                    raise in_sequence(error, index) from None
                 raise
         rows: dict[int, list[dict[str, Any]]] = {}
         with self._begin("forward", {"sequences": wire}, timeout) as exchange:
@@ -372,6 +386,7 @@ class Client:
         fields = {"client": self._name, "versions": [protocol.VERSION]}
         event = self._call_on(connection, "hello", fields, self._connect_timeout)
         self._session = event["session"]
+        self._lease_s = event["lease_ms"] / 1000 or math.inf
         self._limits = {**protocol.DEFAULT_LIMITS, **event["limits"]}
 
     def _renew_session(self, connection: Connection, ended: bytes | None) -> None:

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+import numpy as np
+
 #: Every code, as ipc/PROTOCOL.md explains them.
 CODES = frozenset(
     """bad_message unknown_operation unknown_field bad_type bad_value token_out_of_range empty_request no_row too_long
     unknown_cache cut_past_end pool_full busy wrong_dtype wrong_shape wrong_model not_finite reply_too_large unsupported
     draining deadline cancelled timeout unreachable version_mismatch internal""".split()
 )
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, with its article: "an int", "a list"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' or name == 'ndarray' else 'a'} {name}"
+
+
+def shown(value: Any) -> str:
+    """A short value as it is written, any other by its kind: an array does not belong in a sentence."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        text = repr(value)
+        if len(text) <= 40:
+            return text
+    return kind_of(value)
 
 
 class Error(Exception):

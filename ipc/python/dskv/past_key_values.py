@@ -10,15 +10,15 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from .errors import Error
-from .protocol import numpy_dtype
+from .errors import Error, kind_of
+from .protocol import numpy_dtype, token_ids
 
 
 class PastKeyValues(tuple):
     """A tuple of (k, v) per layer, each a numpy array [1, n_kv_heads, length, head_dim], as transformers lays them out.
 
     ``tokens`` int32 [length], ``model`` the fingerprint of the model that made them, ``origin`` the numerics id of the
-    cache ("foreign" when it was imported).  ``client.import_cache(pkv, pkv.tokens)`` makes a cache of it again.
+    cache ("foreign" when it was imported).  ``client.import_cache(pkv)`` makes a cache of it again.
     """
 
     tokens: np.ndarray
@@ -36,6 +36,24 @@ class PastKeyValues(tuple):
         return PastKeyValues, (tuple(self), self.tokens, self.model, self.origin)
 
 
+def tokens_of(pkv: Any, tokens: Any) -> np.ndarray:
+    """The ids that an import is to stand for: those given, which an export's own must not contradict, else its own."""
+    own = token_ids(pkv.tokens, "pkv.tokens") if isinstance(pkv, PastKeyValues) else None
+    if tokens is None:
+        if own is None:
+            raise Error("bad_type", "these past_key_values do not say their tokens: give them", {"field": "tokens"})
+        return own
+    ids = token_ids(tokens)
+    if own is None or np.array_equal(ids, own):
+        return ids
+    if len(ids) != len(own):
+        what = f"tokens are {len(ids)} ids, but the past_key_values stand for {len(own)}"
+        raise Error("bad_value", f"{what} (pkv.tokens)", {"field": "tokens", "length": len(ids), "limit": len(own)})
+    index = int((ids != own).argmax())
+    what = f"tokens[{index}] is {ids[index]}, but the past_key_values stand for {own[index]} there"
+    raise Error("bad_value", f"{what} (pkv.tokens)", {"field": "tokens", "index": index})
+
+
 def _pairs_of(pkv: Any) -> list[tuple[Any, Any]]:
     """(k, v) per layer of a tuple of pairs, or of transformers' DynamicCache of 4.x or 5.x."""
     if hasattr(pkv, "key_cache") and hasattr(pkv, "value_cache"):
@@ -47,7 +65,7 @@ def _pairs_of(pkv: Any) -> list[tuple[Any, Any]]:
     except (TypeError, IndexError, KeyError):
         raise Error(
             "bad_type",
-            f"past_key_values are (k, v) per layer or a DynamicCache, not {type(pkv).__name__}",
+            f"past_key_values are (k, v) per layer or a DynamicCache, not {kind_of(pkv)}",
             {"field": "pkv"},
         ) from None
 
@@ -62,7 +80,7 @@ def _array_of(value: Any, what: str) -> np.ndarray:
         if tensor.dtype == torch.bfloat16:  # numpy has no such type: carry the bits over
             return tensor.view(torch.int16).numpy().view(numpy_dtype("bf16"))
         return tensor.numpy()
-    raise Error("bad_type", f"{what} is a {type(value).__name__}, not an array or a tensor", {"field": "pkv"})
+    raise Error("bad_type", f"{what} are {kind_of(value)}, not an array or a tensor", {"field": "pkv"})
 
 
 def read_layers(pkv: Any, length: int) -> list[tuple[np.ndarray, np.ndarray]]:

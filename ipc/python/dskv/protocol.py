@@ -12,7 +12,8 @@ from typing import Any, Sequence
 import msgpack
 import numpy as np
 
-from .errors import CODES, Error
+from .cache import Cache, Prefix
+from .errors import CODES, Error, kind_of, shown
 
 VERSION = 1
 
@@ -126,6 +127,9 @@ def token_ids(tokens: Any, field: str = "tokens") -> np.ndarray:
 
     Errors: bad_type for anything else (bool, float, nested), token_out_of_range for what int32 cannot hold.
     """
+    if isinstance(tokens, (Cache, Prefix)):
+        found = type(tokens).__name__
+        raise Error("bad_type", f"{field} are ids, not a {found}; did you mean prefix=?", {"field": field})
     if type(tokens).__module__.split(".")[0] == "torch" and hasattr(tokens, "detach"):
         tokens = tokens.detach().cpu().numpy()
     if not isinstance(tokens, np.ndarray):
@@ -147,10 +151,10 @@ def token_ids(tokens: Any, field: str = "tokens") -> np.ndarray:
 
 def _checked_list(tokens: Any, field: str) -> np.ndarray:
     if isinstance(tokens, (str, bytes, bytearray, dict, set, frozenset)) or not hasattr(tokens, "__len__"):
-        raise _not_tokens(field, f"a {type(tokens).__name__}")
+        raise _not_tokens(field, kind_of(tokens))
     for kind in set(map(type, tokens)):
         if kind is not int and not issubclass(kind, np.integer):
-            raise _not_tokens(field, f"a {type(tokens).__name__} with {kind.__name__} in it")
+            raise _not_tokens(field, f"{kind_of(tokens)} with {kind.__name__} in it")
     array = np.array(list(tokens), dtype=object)
     try:
         return array.astype(np.int64)
@@ -164,9 +168,10 @@ def _not_tokens(field: str, found: str) -> Error:
 
 def integer(value: Any, field: str) -> int:
     """An int of a Python or numpy integer.  Errors: bad_type, bad_value beyond 64 bits."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise Error("bad_type", f"{field} is an integer, not {value!r}", {"field": field})
-    number = operator.index(value)
+    try:
+        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)
+    except TypeError:  # of an array too, which has an __index__
+        raise Error("bad_type", f"{field} is an integer, not {shown(value)}", {"field": field}) from None
     if not -(2**63) <= number < 2**64:
         raise Error("bad_value", f"{field} is {number}, beyond 64 bits", {"field": field})
     return number
@@ -175,12 +180,12 @@ def integer(value: Any, field: str) -> int:
 def number(value: Any, field: str) -> float:
     """A float of a Python or numpy number.  Errors: bad_type."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise Error("bad_type", f"{field} is a number, not {value!r}", {"field": field})
+        raise Error("bad_type", f"{field} is a number, not {shown(value)}", {"field": field})
     return float(value)
 
 
 def boolean(value: Any, field: str) -> bool:
     """Errors: bad_type."""
     if not isinstance(value, (bool, np.bool_)):
-        raise Error("bad_type", f"{field} is True or False, not {value!r}", {"field": field})
+        raise Error("bad_type", f"{field} is True or False, not {shown(value)}", {"field": field})
     return bool(value)

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Union
 import numpy as np
 
 from .cache import Cache, Prefix
-from .errors import Error
+from .errors import Error, kind_of, shown
 from .protocol import boolean, integer
 
 Tokens = Any  #: a list, tuple, range, numpy array or torch tensor of integers, one-dimensional
@@ -27,6 +27,13 @@ def check_options(sequence: Mapping[str, Any]) -> None:
                 f"a sequence has no {name!r}",
                 {"field": str(name), "valid": ", ".join(_FORWARD_OPTIONS)},
             )
+
+
+def in_sequence(error: Error, index: int) -> Error:
+    """The same error, of this sequence among several: sequences[1].tokens[3] is ..."""
+    at_once = error.message.startswith(error.details.get("field", " "))
+    message = f"sequences[{index}]{'.' if at_once else ': '}{error.message}"
+    return Error(error.code, message, {**error.details, "index": index})
 
 
 def forward_sequence(sequence: Mapping[str, Any], ids: np.ndarray) -> dict[str, Any]:
@@ -59,17 +66,25 @@ def _rows(logits: Rows, n: int) -> list[int] | None:
             return [n - 1, n]
         if logits == "all":
             return [0, n]
-        raise Error("bad_value", f"logits is {logits!r}", {"field": "logits", "valid": '"last", "all", (start, stop)'})
+        raise _not_rows("bad_value", logits)
     if not isinstance(logits, (tuple, list)) or len(logits) != 2:
-        raise Error("bad_type", f"logits is {logits!r}", {"field": "logits", "valid": '"last", "all", (start, stop)'})
+        raise _not_rows("bad_type", logits)
     return [integer(logits[0], "logits"), integer(logits[1], "logits")]
+
+
+def _not_rows(code: str, logits: object) -> Error:
+    valid = '"last", "all", (start, stop)'
+    return Error(code, f"logits is {shown(logits)}; allowed are None, {valid}", {"field": "logits", "valid": valid})
 
 
 def prefix_fields(prefix: PrefixLike) -> dict[str, Any]:
     if prefix is None:
         return {}
     if not isinstance(prefix, (Cache, Prefix)):
-        raise Error("bad_type", f"a prefix is a Cache or a slice of one, not {prefix!r}", {"field": "prefix"})
+        hint = ": pass its .cache" if isinstance(getattr(prefix, "cache", None), Cache) else ""
+        raise Error(
+            "bad_type", f"a prefix is a Cache or a slice of one, not {kind_of(prefix)}{hint}", {"field": "prefix"}
+        )
     cache = prefix.cache if isinstance(prefix, Prefix) else prefix
     length = len(prefix)
     return {"prefix": {"cache": cache.id, "length": length, "check": cache._crc(length)}}

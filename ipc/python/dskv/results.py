@@ -19,7 +19,7 @@ class ForwardResult:
 
     cache: Cache | None  #: prefix + tokens; None when no token was given (nothing new was made)
     cached: int  #: tokens that were taken from the prefix
-    computed: int  #: tokens that were run through the model
+    computed: int  #: tokens that were run through the model; the prefix's last one among them when it was run again
     logits: np.ndarray | None = None  #: float32 (or float16) [rows, vocab]
     argmax: np.ndarray | None = None  #: int32 [n]: the id of the largest logit, the lowest of equals
     topk_ids: np.ndarray | None = None  #: int32 [n, k], best first
