@@ -160,12 +160,12 @@ static enum dskv_exit open_pool(struct dskv_engine *engine, const struct dskv_en
 static size_t count_slot_bytes(const struct dskv_engine *engine)
 {
     const struct dskv_engine_info *info = &engine->info;
-    size_t forward = dskv_forward_slot_bytes(&info->model, engine->device, info->activation_dtype, info->n_ranks,
-                                             info->bounds.max_tokens);
-    return forward > engine->piece_bytes ? forward : engine->piece_bytes;
+    size_t passes = dskv_passes_slot_bytes(&info->model, engine->device, info->activation_dtype, info->n_ranks,
+                                           info->bounds.max_tokens);
+    return passes > engine->piece_bytes ? passes : engine->piece_bytes;
 }
 
-/* Stream, comm and forward pass, over one segment: the stream first, then the comm's slots. */
+/* Stream, comm and passes, over one segment: the stream first, then the comm's slots. */
 static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_engine_options *options,
                                  struct dskv_error *error)
 {
@@ -199,7 +199,7 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
                                            .max_logit_rows = info->max_logit_rows,
                                            .every_rank_selects = options->check_plans || options->takes_references ||
                                                                  !dskv_device_is_host(engine->device)};
-        code = dskv_forward_open(&parts, &engine->forward, error);
+        code = dskv_passes_open(&parts, &engine->passes, error);
         engine->has_drawn = dskv_calloc((size_t)info->bounds.max_tokens, sizeof *engine->has_drawn);
         info->runs_queued = dskv_comm_is_queued(engine->comm) && !dskv_device_is_host(engine->device);
         engine->takes_references = options->takes_references || info->runs_queued;
@@ -212,7 +212,7 @@ static enum dskv_exit open_parts(struct dskv_engine *engine, const struct dskv_e
 static void free_engine(struct dskv_engine **engine)
 {
     struct dskv_engine *e = *engine;
-    dskv_forward_close(&e->forward);
+    dskv_passes_close(&e->passes);
     dskv_comm_close(&e->comm);
     dskv_stream_close(&e->stream);
     dskv_segment_close(&e->segment);

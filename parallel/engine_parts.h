@@ -5,7 +5,7 @@
 
 #include "parallel/comm.h"
 #include "parallel/engine.h"
-#include "parallel/forward.h"
+#include "parallel/passes.h"
 #include "parallel/segment.h"
 #include "parallel/stream.h"
 #include "parallel/weights.h"
@@ -29,7 +29,7 @@ struct dskv_engine {
     struct dskv_segment segment;
     struct dskv_stream *stream;
     struct dskv_comm *comm;
-    struct dskv_forward *forward;
+    struct dskv_passes *passes;
     int check_plans, takes_references;
     /* The stream's payload: two plans that alternate, then a piece of KV. */
     size_t plan_bytes, piece_bytes;

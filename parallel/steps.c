@@ -30,13 +30,13 @@ void dskv_rank_submit(struct dskv_engine *engine, const struct dskv_plan *plan)
                 dskv_engine_under_way(engine));
     struct dskv_step_under_way *step = &engine->steps_under_way[engine->n_submitted++ % DSKV_STEPS_UNDER_WAY];
     step->plan = plan;
-    step->code = dskv_forward_submit(engine->forward, plan, &step->error);
+    step->code = dskv_passes_submit(engine->passes, plan, &step->error);
 }
 
 int dskv_rank_has_ended(const struct dskv_engine *engine)
 {
     return engine->steps_under_way[engine->n_collected % DSKV_STEPS_UNDER_WAY].code ||
-           dskv_forward_reached(engine->forward);
+           dskv_passes_reached(engine->passes);
 }
 
 static void hash_step(const struct dskv_plan *plan, const struct dskv_row_result *results, struct dskv_answer *answer)
@@ -58,7 +58,7 @@ enum dskv_exit dskv_rank_collect(struct dskv_engine *engine, struct dskv_answer 
     if (code)
         *error = step->error;
     else
-        code = dskv_forward_collect(engine->forward, results, error);
+        code = dskv_passes_collect(engine->passes, results, error);
     if (code)
         return code;
     engine->steps++;
@@ -205,7 +205,7 @@ enum dskv_exit dskv_engine_collect(struct dskv_engine *engine, const struct dskv
 
 struct dskv_turn_times dskv_engine_device_times(const struct dskv_engine *engine)
 {
-    return dskv_forward_times(engine->forward);
+    return dskv_passes_times(engine->passes);
 }
 
 enum dskv_exit dskv_engine_step(struct dskv_engine *engine, const struct dskv_plan *plan,

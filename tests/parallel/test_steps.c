@@ -34,7 +34,7 @@ struct script {
     int32_t n_submitted, n_gaps;          /* n_gaps: submits that found the device idle, but for the first */
 };
 
-struct dskv_forward {
+struct dskv_passes {
     struct script *script;
     const struct dskv_plan *plans[2];
     int64_t ends_us[2], last_us;
@@ -42,7 +42,7 @@ struct dskv_forward {
     struct dskv_row_result results[1];
 };
 
-enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_plan *plan, struct dskv_error *error)
+enum dskv_exit dskv_passes_submit(struct dskv_passes *f, const struct dskv_plan *plan, struct dskv_error *error)
 {
     int64_t now = now_us();
     if (plan->step == f->script->fails_submit)
@@ -55,15 +55,15 @@ enum dskv_exit dskv_forward_submit(struct dskv_forward *f, const struct dskv_pla
     return DSKV_EXIT_OK;
 }
 
-int dskv_forward_reached(struct dskv_forward *f)
+int dskv_passes_reached(struct dskv_passes *f)
 {
     return now_us() >= f->ends_us[f->n_collected % 2];
 }
 
-enum dskv_exit dskv_forward_collect(struct dskv_forward *f, const struct dskv_row_result **results,
-                                    struct dskv_error *error)
+enum dskv_exit dskv_passes_collect(struct dskv_passes *f, const struct dskv_row_result **results,
+                                   struct dskv_error *error)
 {
-    while (!dskv_forward_reached(f))
+    while (!dskv_passes_reached(f))
         usleep(50);
     uint64_t step = f->plans[f->n_collected++ % 2]->step;
     if (step == f->script->fails_collect)
@@ -73,7 +73,7 @@ enum dskv_exit dskv_forward_collect(struct dskv_forward *f, const struct dskv_ro
     return DSKV_EXIT_OK;
 }
 
-struct dskv_turn_times dskv_forward_times(const struct dskv_forward *f)
+struct dskv_turn_times dskv_passes_times(const struct dskv_passes *f)
 {
     return (struct dskv_turn_times){.ended_ns = (uint64_t)f->ends_us[(f->n_collected + 1) % 2] * 1000};
 }
@@ -121,8 +121,8 @@ static void open_engine(struct job *job, int rank)
     engine->stream = dskv_stream_open(job->memory, 2 * plan_bytes(), &engine->segment.peers);
     engine->has_drawn = dskv_calloc((size_t)bounds.max_tokens, 1);
     engine->takes_references = engine->check_plans = 1;
-    engine->forward = dskv_calloc(1, sizeof *engine->forward);
-    engine->forward->script = &job->scripts[rank];
+    engine->passes = dskv_calloc(1, sizeof *engine->passes);
+    engine->passes->script = &job->scripts[rank];
     job->engine = engine;
 }
 
@@ -131,7 +131,7 @@ static void close_engine(struct job *job)
     dskv_device_close(&job->engine->device);
     dskv_stream_close(&job->engine->stream);
     free(job->engine->has_drawn);
-    free(job->engine->forward);
+    free(job->engine->passes);
     free(job->engine);
 }
 
