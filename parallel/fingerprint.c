@@ -23,6 +23,11 @@ static void add_shape(XXH3_state_t *state, const struct dskv_model *model)
     add_text(state, dskv_format("norm %d %a positions %d theta %a rotary %d style %d", (int)model->norm,
                                 (double)model->norm_eps, (int)model->positions, (double)model->rope_theta,
                                 model->rotary_dim, (int)model->rope_style));
+    const struct dskv_rope_scaling *scaling = &model->rope_scaling;
+    if (scaling->kind != DSKV_ROPE_PLAIN)
+        add_text(state,
+                 dskv_format("stretched %d %a %a %a %d", (int)scaling->kind, (double)scaling->factor,
+                             (double)scaling->low_factor, (double)scaling->high_factor, scaling->original_context));
     add_text(state, dskv_format("activation %d gated %d tied %d biases %d %d %d scale %a by layer %d",
                                 (int)model->activation, model->gated, model->tied, model->qkv_bias, model->o_bias,
                                 model->mlp_bias, (double)model->attention_scale, model->scale_by_layer));

@@ -11,6 +11,17 @@
 
 enum dskv_positions { DSKV_POSITIONS_LEARNED, DSKV_POSITIONS_ROTARY };
 
+/* How a model that was trained on short contexts stretches its rotary frequencies to longer ones: all by one factor, or
+ * (Llama 3.1) the slow ones alone, with a smooth passage between wavelengths original_context / low_factor and
+ * original_context / high_factor. */
+enum dskv_rope_stretch { DSKV_ROPE_PLAIN, DSKV_ROPE_LINEAR, DSKV_ROPE_LLAMA3 };
+struct dskv_rope_scaling {
+    enum dskv_rope_stretch kind;
+    float factor;                  /* LINEAR, LLAMA3: at least 1 */
+    float low_factor, high_factor; /* LLAMA3: low_factor < high_factor */
+    int32_t original_context;      /* LLAMA3 */
+};
+
 struct dskv_model {
     char family[32]; /* "gpt2", "llama": config.json's model_type */
     int32_t n_layers;
@@ -25,6 +36,7 @@ struct dskv_model {
     float norm_eps;
     enum dskv_positions positions;
     float rope_theta;
+    struct dskv_rope_scaling rope_scaling;
     int32_t rotary_dim; /* dimensions of a head that are rotated */
     enum dskv_rope_style rope_style;
     enum dskv_activation activation;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the tiny random models of this folder, each with its oracle from transformers in float32 on the CPU.
 
-    make_models.py [NAME ...]        with transformers 4.34, torch, safetensors
+    make_models.py [NAME ...]        with transformers 4.34, torch, safetensors; llama-stretched-f32 with 4.45
 
 Weights are seeded and large (standard deviation 0.15), so that logits spread and an error shows.  They are rounded to the
 dtype of the files before the oracle is computed.  What transformers 4.34 does not know (a bias in the MLP, a head size that
@@ -44,6 +44,13 @@ MODELS = {
         family="llama", seed=4, dtype="float32", head_dim=24, mlp_bias=True, version=5, rope_theta=500000.0,
         config=dict(hidden_size=96, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=2,
                     intermediate_size=130, vocab_size=200, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True)),
+    # Rotary frequencies as Llama 3.1 stretches them: of head size 16, some kept, some in the passage, some divided.
+    "llama-stretched-f32": dict(
+        family="llama", seed=8, dtype="float32", rope_theta=500000.0, transformers="4.45.2",
+        config=dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=2,
+                    intermediate_size=100, vocab_size=201,
+                    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                      original_max_position_embeddings=64))),
     # Odd sizes, the exact gelu, names without the prefix, and the mask buffers that old files carry.
     "gpt2-odd-f32": dict(
         family="gpt2", seed=5, dtype="float32", bare_names=True, buffers=True,
@@ -151,7 +158,7 @@ def write_config(directory, model, spec, end_tokens):
     for key in ("head_dim", "mlp_bias"):
         if key in spec:
             config[key] = spec[key]
-    config["transformers_version"] = "5.17.0" if spec.get("version") == 5 else "4.34.0"
+    config["transformers_version"] = "5.17.0" if spec.get("version") == 5 else spec.get("transformers", "4.34.0")
     config["architectures"] = [type(model).__name__]
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if len(end_tokens) > 1:
@@ -205,5 +212,5 @@ def make(name, spec):
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or MODELS:
+    for chosen in sys.argv[1:] or [name for name in MODELS if "transformers" not in MODELS[name]]:
         make(chosen, MODELS[chosen])

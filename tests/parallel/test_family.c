@@ -115,6 +115,39 @@ static void llama_options(void)
     CU_ASSERT_EQUAL(m.rope_theta, 5000.0f);
 }
 
+#define LLAMA3(low, high, context)                                                                                     \
+    "{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": " #low ", \"high_freq_factor\": " #high         \
+    ", \"original_max_position_embeddings\": " #context "}"
+
+static void llama_stretches(void)
+{
+    struct dskv_model m = accept(LLAMA);
+    CU_ASSERT_EQUAL(m.rope_scaling.kind, DSKV_ROPE_PLAIN);
+    m = accept(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}");
+    CU_ASSERT(m.rope_scaling.kind == DSKV_ROPE_LINEAR && m.rope_scaling.factor == 2.5f);
+    char plain[sizeof m.fingerprint];
+    memcpy(plain, accept(LLAMA).fingerprint, sizeof plain);
+    CU_ASSERT(strcmp(m.fingerprint, plain) != 0);
+    static const char *const both[] = {LLAMA ", \"rope_scaling\": " LLAMA3(1.0, 4.0, 8192),
+                                       LLAMA ", \"rope_parameters\": " LLAMA3(1, 4, 8192.0)};
+    for (int i = 0; i < 2; i++) {
+        m = accept(both[i]);
+        CU_ASSERT(m.rope_scaling.kind == DSKV_ROPE_LLAMA3 && m.rope_scaling.factor == 8.0f);
+        CU_ASSERT(m.rope_scaling.low_factor == 1.0f && m.rope_scaling.high_factor == 4.0f);
+        CU_ASSERT_EQUAL(m.rope_scaling.original_context, 8192);
+    }
+    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\"}", "rope_scaling.factor is missing");
+    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 0.5}", "less than 1");
+    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": \"2\"}", "rope_scaling.factor");
+    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"linear\", \"type\": \"llama3\", \"factor\": 2}", "but type is");
+    refuse(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
+           "rope_scaling.original_max_position_embeddings is missing");
+    refuse(LLAMA ", \"rope_scaling\": " LLAMA3(4.0, 4.0, 8192), "low_freq_factor 4 is not below");
+    refuse(LLAMA ", \"rope_scaling\": " LLAMA3(1.0, 4.0, 8192.5), "not a length");
+    refuse(LLAMA ", \"rope_scaling\": " LLAMA3(1.0, 4.0, 8192) ", \"rope_parameters\": " LLAMA3(1.0, 4.0, 8192),
+           "both");
+}
+
 static void meaningful_options_are_refused(void)
 {
     refuse("\"model_type\": \"bloom\"", "model_type \"bloom\" is not known; known are gpt2, llama");
@@ -129,12 +162,8 @@ static void meaningful_options_are_refused(void)
     refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"sliding_window\": 4096", "sliding_window");
     refuse(LLAMA ", \"rope_interleaved\": true", "rope_interleaved");
-    refuse(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "rope_scaling.type is \"linear\"");
-    refuse(
-        LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",
-        "rope_scaling.rope_type is \"llama3\"; only the plain rotary table (\"default\") is computed, so Llama 3.1 and "
-        "later cannot be served by this build");
-    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"yarn\"}", "rope_parameters.rope_type is \"yarn\"");
+    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"yarn\"}",
+           "rope_parameters.rope_type \"yarn\" is not computed; known are default, linear, llama3");
     refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": 1}", "not a string");
     refuse(LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", "per kind of layer");
     refuse(LLAMA ", \"rope_parameters\": 7", "not an object");
@@ -206,6 +235,7 @@ int main(void)
                                                  {"gpt2: options", gpt2_options},
                                                  {"llama: defaults", llama_defaults},
                                                  {"llama: options", llama_options},
+                                                 {"llama: stretched rotary tables", llama_stretches},
                                                  {"meaningful options are refused", meaningful_options_are_refused},
                                                  {"impossible values are refused", impossible_values_are_refused},
                                                  {"end tokens", end_tokens},

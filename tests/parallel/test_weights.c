@@ -433,6 +433,28 @@ static void the_rotary_table(void)
         }
 }
 
+/* What transformers 4.45 has as inv_freq of this shape (factor 8, 1 and 4, trained on 64 positions). */
+static void the_stretched_rotary_table(void)
+{
+    static const float wanted[] = {1,
+                                   0.079403013f,
+                                   0.00470075384f,
+                                   0.000911583134f,
+                                   0.000176776681f,
+                                   3.42810235e-05f,
+                                   6.64786967e-06f,
+                                   1.28917316e-06f};
+    struct dskv_model model = {
+        .rope_theta = 500000.0f, .rotary_dim = 16, .rope_scaling = {DSKV_ROPE_LLAMA3, 8.0f, 1.0f, 4.0f, 64}};
+    float cosines[8], sines[8];
+    dskv_rope_fill(&model, 1, 1, cosines, sines);
+    for (int i = 0; i < 8; i++)
+        CU_ASSERT(fabs(sines[i] - sin((double)wanted[i])) < 1e-7 && fabs(cosines[i] - cos((double)wanted[i])) < 1e-7);
+    model.rope_scaling = (struct dskv_rope_scaling){.kind = DSKV_ROPE_LINEAR, .factor = 4.0f};
+    dskv_rope_fill(&model, 4, 1, cosines, sines); /* the first frequency is 1 */
+    CU_ASSERT(fabs(sines[0] - sin(1.0)) < 1e-7 && fabs(cosines[0] - cos(1.0)) < 1e-7);
+}
+
 int main(void)
 {
     dskv_log_open(DSKV_LOG_WARNING, 0);
@@ -452,6 +474,7 @@ int main(void)
             {"values that do not fit are refused", values_that_do_not_fit_are_refused},
             {"a tied head must equal the embedding", a_tied_head_must_equal_the_embedding},
             {"the rotary table", the_rotary_table},
+            {"the stretched rotary table", the_stretched_rotary_table},
             {NULL, NULL},
         });
     dskv_device_close(&device);
