@@ -39,6 +39,7 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
         code = dskv_tokens_read(own.draft, own.n_draft, "draft", &verify->draft, error);
     if (!code)
         code = dskv_prefix_read(client, own.prefix, &verify->prefix, error);
+    verify->consume = own.consume != 0;
     struct dskv_event event;
     if (!code)
         code = dskv_call_run(client, &request, own.timeout_ms, &event, error);
@@ -54,6 +55,8 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
     made->computed = event.verify.computed;
     made->cache = dskv_cache_open(client, &event.verify.cache, own.prefix,
                                   (struct dskv_wire_tensor[]){verify->tokens, verify->draft}, 2);
+    if (own.consume && own.prefix.cache)
+        own.prefix.cache->consumed = 1;
     dskv_event_clear(&event);
     *verified = made;
     return DSKV_OK;
@@ -74,7 +77,8 @@ struct dskv_stream {
     struct dskv_client *client; /* a reference */
     int32_t *before;            /* prefix and prompt: the caller's arrays may be gone when the cache is made */
     size_t n_before;
-    struct dskv_event event; /* the last one that was handed out */
+    struct dskv_cache *consumed; /* the server gives it up with the result; null: none */
+    struct dskv_event event;     /* the last one that was handed out */
     int has_event;
     struct dskv_generated *result; /* until it is taken */
     int failed, taken;
@@ -110,6 +114,7 @@ static enum dskv_code read_generate(const struct dskv_client *client, const stru
         .stops = stops,
         .ignore_eos = options->ignore_eos != 0,
         .stream = 1,
+        .consume = options->consume != 0,
     };
     enum dskv_code code = dskv_tokens_read(options->tokens, options->n_tokens, "tokens", &generate->tokens, error);
     if (!code)
@@ -156,6 +161,7 @@ enum dskv_code dskv_stream_open(struct dskv_client *client, const struct dskv_ge
         return code;
     }
     remember_before(made, &own, &request.generate);
+    made->consumed = own.consume ? own.prefix.cache : NULL;
     made->client = client;
     dskv_client_hold(client);
     *stream = made;
@@ -183,6 +189,8 @@ static struct dskv_generated *make_generated(struct dskv_stream *stream, const s
     made->computed = event->generate.computed;
     made->cache = dskv_cache_open(stream->client, &event->generate.cache, (struct dskv_cache_prefix){0},
                                   (struct dskv_wire_tensor[]){before, event->generate.tokens}, 2);
+    if (stream->consumed && event->generate.finish != DSKV_FINISH_CANCELLED)
+        stream->consumed->consumed = 1;
     return made;
 }
 

@@ -208,6 +208,7 @@ struct dskv_verify_options {
     size_t n_draft;
     struct dskv_cache_prefix prefix;
     int32_t timeout_ms;
+    int32_t consume; /* as of dskv_forward */
 };
 struct dskv_verified {
     int32_t accepted;         /* how many draft tokens greedy decoding agrees with */
@@ -242,6 +243,9 @@ struct dskv_generate_options {
     const struct dskv_stop *stops; /* [n_stops] */
     size_t n_stops;
     int32_t timeout_ms; /* of dskv_generate, or of each dskv_stream_next */
+    /* As of dskv_forward; a generation that is cancelled consumes nothing.  The prefix's handle must live until the
+     * stream is closed. */
+    int32_t consume;
 };
 struct dskv_generated {
     const int32_t *tokens; /* [n_tokens], an end token included */

@@ -240,6 +240,19 @@ static void forward_many_is_one_request(void)
     end();
 }
 
+/* Its handle has nothing to tell. */
+static void expect_consumed(struct dskv_cache **cache)
+{
+    struct dskv_forward_options options = new_tokens(counting, 1);
+    struct dskv_output *none = NULL;
+    options.prefix = (struct dskv_cache_prefix){*cache, DSKV_WHOLE};
+    CU_ASSERT_EQUAL(dskv_forward(client, &options, &none, &error), DSKV_UNKNOWN_CACHE);
+    int n = toy_server_requests(server);
+    dskv_cache_free(cache);
+    OK(dskv_flush(client, 0, &error));
+    CU_ASSERT_EQUAL(toy_server_requests(server), n);
+}
+
 static void consume_gives_the_parent_up(void)
 {
     begin();
@@ -251,13 +264,55 @@ static void consume_gives_the_parent_up(void)
     OK(dskv_forward(client, &options, &output, &error));
     CU_ASSERT_EQUAL(dskv_cache_length(output->cache), 5);
     CU_ASSERT_EQUAL(toy_server_caches(server), 1);
-    struct dskv_output *none = NULL;
-    CU_ASSERT_EQUAL(dskv_forward(client, &options, &none, &error), DSKV_UNKNOWN_CACHE);
+    expect_consumed(&cache);
+    dskv_output_free(&output);
+    end();
+}
+
+static void verify_and_generate_consume(void)
+{
+    begin();
+    struct dskv_cache *cache = make_cache(4);
+    struct dskv_verify_options verify = {.size = sizeof verify, .tokens = counting + 4, .n_tokens = 1, .consume = 1};
+    struct dskv_verified *verified = NULL;
+    verify.prefix = (struct dskv_cache_prefix){cache, DSKV_WHOLE};
+    OK(dskv_verify(client, &verify, &verified, &error));
+    CU_ASSERT_EQUAL(toy_server_caches(server), 1);
+    expect_consumed(&cache);
+
+    struct dskv_generate_options generate = {.size = sizeof generate, .tokens = counting + 5, .n_tokens = 1};
+    struct dskv_generated *generated = NULL;
+    generate.prefix = (struct dskv_cache_prefix){verified->cache, DSKV_WHOLE};
+    generate.max_tokens = 3;
+    generate.consume = 1;
+    OK(dskv_generate(client, &generate, &generated, &error));
+    CU_ASSERT_EQUAL(toy_server_caches(server), 1);
+    expect_consumed(&verified->cache);
+    dskv_verified_free(&verified);
+    dskv_generated_free(&generated);
+    end();
+}
+
+static void a_cancelled_generation_consumes_nothing(void)
+{
+    begin();
+    struct dskv_cache *cache = make_cache(4);
+    struct dskv_generate_options options = {.size = sizeof options, .tokens = counting + 4, .n_tokens = 1};
+    struct dskv_stream *stream = NULL;
+    struct dskv_generated *generated = NULL;
+    options.prefix = (struct dskv_cache_prefix){cache, DSKV_WHOLE};
+    options.max_tokens = 1000;
+    options.consume = 1;
+    OK(dskv_stream_open(client, &options, &stream, &error));
+    OK(dskv_stream_cancel(stream, &error));
+    OK(dskv_stream_result(stream, &generated, &error));
+    CU_ASSERT_STRING_EQUAL(generated->finish_reason, "cancelled");
+    dskv_stream_close(&stream);
+    dskv_generated_free(&generated);
     int n = toy_server_requests(server);
     dskv_cache_free(&cache);
     OK(dskv_flush(client, 0, &error));
-    CU_ASSERT_EQUAL(toy_server_requests(server), n); /* nothing to tell */
-    dskv_output_free(&output);
+    CU_ASSERT_EQUAL(toy_server_requests(server), n + 1); /* it was still there to be given up */
     end();
 }
 
@@ -705,6 +760,8 @@ int main(void)
         {"every output comes through", every_output_comes_through},
         {"forward_many is one request", forward_many_is_one_request},
         {"consume gives the parent up", consume_gives_the_parent_up},
+        {"verify and generate consume", verify_and_generate_consume},
+        {"a cancelled generation consumes nothing", a_cancelled_generation_consumes_nothing},
         {"caches are given up with later calls", caches_are_given_up_with_later_calls},
         {"verify cuts at the first difference", verify_cuts_at_the_first_difference},
         {"generate gives tokens and a cache", generate_gives_tokens_and_a_cache},

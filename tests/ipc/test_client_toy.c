@@ -297,6 +297,8 @@ static void do_verify(struct toy_server *server, const struct dskv_request *requ
     event.verify.cached = verify->prefix.present ? verify->prefix.length : 0;
     event.verify.computed = (int32_t)verify->tokens.shape[0] + n_draft;
     make_cache(server, all, length, foreign, &event.verify.cache);
+    if (verify->consume)
+        free_cache(server, &verify->prefix.cache);
     send_event(server, &event);
     free(all);
 }
@@ -331,11 +333,14 @@ static void do_generate(struct toy_server *server, const struct dskv_request *re
         if (generate->stream)
             send_event(server, &event);
     }
-    if (generate->max_tokens >= 1000)
+    if (generate->max_tokens >= 1000) {
         server->generating = request->id;
-    else
+    } else {
+        if (generate->consume)
+            free_cache(server, &generate->prefix.cache);
         end_generate(server, request->id, all, length, n, generate->n_stops ? DSKV_FINISH_STOP : DSKV_FINISH_LENGTH,
                      generate->has_seed ? generate->seed : 77);
+    }
     free(all);
 }
 
