@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct dskv_family *const families[] = {&dskv_family_gpt2, &dskv_family_llama};
+static const struct dskv_family *const families[] = {&dskv_family_gpt2, &dskv_family_llama, &dskv_family_mistral,
+                                                     &dskv_family_qwen2};
 
 const struct dskv_family *dskv_family_find(const char *model_type)
 {

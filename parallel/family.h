@@ -1,4 +1,4 @@
-/* Family: what the members of a line of models (GPT-2, Llama) have in common, as data.
+/* Family: what the members of a line of models (GPT-2, Llama ...) have in common, as data.
  *
  * A family is a reader of config.json that fills struct dskv_model, and a table of the names that its weight files use.
  * The forward pass is written once, over the model's shape; a family adds no code to it.  Adding one: families/NAME.c
@@ -55,11 +55,11 @@ struct dskv_family {
     size_t n_names;
 };
 
-extern const struct dskv_family dskv_family_gpt2, dskv_family_llama;
+extern const struct dskv_family dskv_family_gpt2, dskv_family_llama, dskv_family_mistral, dskv_family_qwen2;
 
 /* Null when there is none of this model_type. */
 const struct dskv_family *dskv_family_find(const char *model_type);
-/* "gpt2, llama". */
+/* "gpt2, llama, ...". */
 void dskv_family_list(char *text, size_t bytes);
 /* Whether a model of this shape has such a tensor (a bias, a gate ...). */
 int dskv_part_present(const struct dskv_model *model, enum dskv_part part);

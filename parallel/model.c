@@ -19,12 +19,9 @@
 
 /* Options that any model's config.json may carry and that change the arithmetic in a way that is not computed here. */
 static const char *const refused[] = {
-    "quantization_config",    "compression_config",
-    "add_cross_attention",    "cross_attention_hidden_size",
-    "is_encoder_decoder",     "pruned_heads",
-    "sliding_window",         "attention_chunk_size",
-    "attn_logit_softcapping", "final_logit_softcapping",
-    "num_local_experts",
+    "quantization_config",     "compression_config", "add_cross_attention",  "cross_attention_hidden_size",
+    "is_encoder_decoder",      "pruned_heads",       "attention_chunk_size", "attn_logit_softcapping",
+    "final_logit_softcapping", "num_local_experts",
 };
 
 static void check_limits(struct dskv_reader *reader, const struct dskv_model *model)

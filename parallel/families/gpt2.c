@@ -21,6 +21,7 @@ static void read_gpt2(struct dskv_reader *reader, struct dskv_model *model)
     model->activation = dskv_reader_activation(reader, "activation_function", "gelu_new");
     model->tied = dskv_reader_bool_or(reader, "tie_word_embeddings", 1);
     model->qkv_bias = model->o_bias = model->mlp_bias = 1;
+    dskv_reader_refuse(reader, "sliding_window");
     model->scale_by_layer = dskv_reader_bool_or(reader, "scale_attn_by_inverse_layer_idx", 0);
     model->attention_scale =
         dskv_reader_bool_or(reader, "scale_attn_weights", 1) ? (float)(1 / sqrt((double)model->head_dim)) : 1.0f;

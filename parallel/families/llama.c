@@ -1,7 +1,8 @@
 /* Llama: rotary positions, RMSNorm, grouped queries, a gated MLP. */
-#include "parallel/family.h"
+#include "parallel/families/llama.h"
 
 #include "base/limits.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -114,12 +115,13 @@ static void read_rope(struct dskv_reader *reader, struct dskv_model *model)
         dskv_reader_fail(reader, "a head size of %d cannot be rotated in halves", model->head_dim);
 }
 
-static void read_llama(struct dskv_reader *reader, struct dskv_model *model)
+void dskv_llama_read(struct dskv_reader *reader, struct dskv_model *model, const struct dskv_llama_defaults *defaults)
 {
     model->n_layers = dskv_reader_int(reader, "num_hidden_layers", 1, DSKV_MAX_LAYERS);
     model->width = dskv_reader_int(reader, "hidden_size", 1, DSKV_MAX_WIDTH);
     model->n_heads = dskv_reader_int(reader, "num_attention_heads", 1, DSKV_MAX_HEADS);
-    model->n_kv_heads = dskv_reader_int_or(reader, "num_key_value_heads", 1, DSKV_MAX_HEADS, model->n_heads);
+    model->n_kv_heads = dskv_reader_int_or(reader, "num_key_value_heads", 1, DSKV_MAX_HEADS,
+                                           defaults->n_kv_heads ? defaults->n_kv_heads : model->n_heads);
     if (model->n_heads % model->n_kv_heads != 0)
         dskv_reader_fail(reader, "num_attention_heads %d is not a multiple of num_key_value_heads %d", model->n_heads,
                          model->n_kv_heads);
@@ -133,21 +135,39 @@ static void read_llama(struct dskv_reader *reader, struct dskv_model *model)
     }
     model->mlp = dskv_reader_int(reader, "intermediate_size", 1, 4 * DSKV_MAX_WIDTH);
     model->vocab = dskv_reader_int(reader, "vocab_size", 1, DSKV_MAX_VOCAB);
-    model->max_context = dskv_reader_int_or(reader, "max_position_embeddings", 1, DSKV_MAX_CONTEXT, 2048);
+    model->max_context =
+        dskv_reader_int_or(reader, "max_position_embeddings", 1, DSKV_MAX_CONTEXT, defaults->max_context);
     model->norm = DSKV_RMS_NORM;
     model->norm_eps = (float)dskv_reader_number_or(reader, "rms_norm_eps", 1e-6);
     read_rope(reader, model);
     model->activation = dskv_reader_activation(reader, "hidden_act", "silu");
     model->gated = 1;
     model->tied = dskv_reader_bool_or(reader, "tie_word_embeddings", 0);
+    model->attention_scale = (float)(1 / sqrt((double)model->head_dim));
+}
+
+void dskv_llama_limit_to_window(struct dskv_reader *reader, struct dskv_model *model, int32_t fallback)
+{
+    if (dskv_json_kind(dskv_json_get(reader->root, "sliding_window")) == DSKV_JSON_NULL)
+        return;
+    int32_t window = dskv_reader_int_or(reader, "sliding_window", 1, DSKV_MAX_CONTEXT, fallback);
+    if (window >= model->max_context)
+        return;
+    dskv_log(DSKV_LOG_INFO, "model", "contexts are limited to the sliding window of %d tokens", (int)window);
+    model->max_context = window;
+}
+
+static void read_llama(struct dskv_reader *reader, struct dskv_model *model)
+{
+    dskv_llama_read(reader, model, &(struct dskv_llama_defaults){.max_context = 2048});
     model->qkv_bias = model->o_bias = dskv_reader_bool_or(reader, "attention_bias", 0);
     model->mlp_bias = dskv_reader_bool_or(reader, "mlp_bias", 0);
-    model->attention_scale = (float)(1 / sqrt((double)model->head_dim));
+    dskv_reader_refuse(reader, "sliding_window");
     if (dskv_reader_int_or(reader, "pretraining_tp", 0, 1 << 20, 1) > 1)
         dskv_reader_fail(reader, "pretraining_tp above 1 is not supported: set it to 1 for the plain order of sums");
 }
 
-static const struct dskv_tensor_name names[] = {
+const struct dskv_tensor_name dskv_llama_names[DSKV_LLAMA_N_NAMES] = {
     {DSKV_PART_EMBEDDING, "embed_tokens.weight", 0},
     {DSKV_PART_NORM1_WEIGHT, "layers.%d.input_layernorm.weight", 0},
     {DSKV_PART_Q, "layers.%d.self_attn.q_proj.weight", 0},
@@ -174,6 +194,6 @@ const struct dskv_family dskv_family_llama = {
     .model_type = "llama",
     .prefix = "model.",
     .read = read_llama,
-    .names = names,
-    .n_names = sizeof names / sizeof names[0],
+    .names = dskv_llama_names,
+    .n_names = DSKV_LLAMA_N_NAMES,
 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the tiny random models of this folder, each with its oracle from transformers in float32 on the CPU.
 
-    make_models.py [NAME ...]        with transformers 4.34, torch, safetensors; llama-stretched-f32 with 4.45
+    make_models.py [NAME ...]        with transformers 4.34, torch, safetensors; those that name another version with that
 
 Weights are seeded and large (standard deviation 0.15), so that logits spread and an error shows.  They are rounded to the
 dtype of the files before the oracle is computed.  What transformers 4.34 does not know (a bias in the MLP, a head size that
@@ -13,9 +13,10 @@ import shutil
 import sys
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 HERE = pathlib.Path(__file__).parent
 PROMPT_LENGTHS = (1, 2, 3, 7, 17, 33, 40)
@@ -51,6 +52,16 @@ MODELS = {
                     intermediate_size=100, vocab_size=201,
                     rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                       original_max_position_embeddings=64))),
+    # A window as long as the longest prompt and its continuation; heads wider than the model.
+    "mistral-6x2-f16": dict(
+        family="mistral", seed=9, dtype="float16", transformers="4.45.2",
+        config=dict(hidden_size=90, num_attention_heads=6, num_key_value_heads=2, head_dim=20, num_hidden_layers=2,
+                    intermediate_size=110, vocab_size=211, sliding_window=56, rms_norm_eps=1e-5)),
+    # Biases at q, k and v, and a window that is not used.
+    "qwen2-8x2-bf16": dict(
+        family="qwen2", seed=10, dtype="bfloat16", transformers="4.45.2", rope_theta=1000000.0, sliding_window=8,
+        config=dict(hidden_size=96, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=2,
+                    intermediate_size=120, vocab_size=205, use_sliding_window=False, tie_word_embeddings=True)),
     # Odd sizes, the exact gelu, names without the prefix, and the mask buffers that old files carry.
     "gpt2-odd-f32": dict(
         family="gpt2", seed=5, dtype="float32", bare_names=True, buffers=True,
@@ -88,10 +99,11 @@ def add_mlp_biases(model):
 def build(spec):
     torch.manual_seed(spec["seed"])
     common = dict(bos_token_id=0, eos_token_id=2, pad_token_id=None, torch_dtype=spec["dtype"])
-    if spec["family"] == "llama":
-        config = LlamaConfig(**common, max_position_embeddings=512, rope_theta=spec.get("rope_theta", 10000.0),
-                             **spec["config"])
-        model = LlamaForCausalLM(config)
+    if spec["family"] != "gpt2":
+        name = spec["family"].title()
+        config = getattr(transformers, f"{name}Config")(
+            **common, max_position_embeddings=512, rope_theta=spec.get("rope_theta", 10000.0), **spec["config"])
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
         if "head_dim" in spec:
             widen_heads(model, spec["head_dim"])
         if spec.get("mlp_bias"):
@@ -155,7 +167,7 @@ def write_config(directory, model, spec, end_tokens):
         config["dtype"] = config.pop("torch_dtype")
         config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}
         config.pop("rope_scaling", None)
-    for key in ("head_dim", "mlp_bias"):
+    for key in ("head_dim", "mlp_bias", "sliding_window"):
         if key in spec:
             config[key] = spec[key]
     config["transformers_version"] = "5.17.0" if spec.get("version") == 5 else spec.get("transformers", "4.34.0")

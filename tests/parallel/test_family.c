@@ -115,6 +115,42 @@ static void llama_options(void)
     CU_ASSERT_EQUAL(m.rope_theta, 5000.0f);
 }
 
+#define SHAPE                                                                                                          \
+    "\"num_hidden_layers\": 3, \"hidden_size\": 128, \"num_attention_heads\": 8, \"intermediate_size\": 100, "         \
+    "\"vocab_size\": 257, "
+static void mistral_and_its_window(void)
+{
+    struct dskv_model m =
+        accept(SHAPE "\"model_type\": \"mistral\", \"num_key_value_heads\": 2, \"sliding_window\": null");
+    CU_ASSERT_STRING_EQUAL(m.family, "mistral");
+    CU_ASSERT(m.n_kv_heads == 2 && m.head_dim == 16 && m.max_context == 131072 && m.gated && !m.tied);
+    CU_ASSERT(m.norm == DSKV_RMS_NORM && !m.qkv_bias && !m.o_bias && !m.mlp_bias && m.rope_theta == 10000.0f);
+    m = accept(SHAPE "\"model_type\": \"mistral\", \"sliding_window\": 512, \"attention_bias\": true");
+    CU_ASSERT(m.n_kv_heads == 8 && m.max_context == 512 && !m.qkv_bias); /* it knows no such option */
+    CU_ASSERT_EQUAL(accept(SHAPE "\"model_type\": \"mistral\"").max_context, 4096);
+    CU_ASSERT_EQUAL(accept(SHAPE "\"model_type\": \"mistral\", \"max_position_embeddings\": 300").max_context, 300);
+    refuse(SHAPE "\"model_type\": \"mistral\", \"sliding_window\": 0", "sliding_window");
+    refuse(SHAPE "\"model_type\": \"mistral\", \"sliding_window\": \"no\"", "sliding_window");
+}
+
+static void qwen2_and_its_biases(void)
+{
+    struct dskv_model m =
+        accept(SHAPE "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"sliding_window\": 4096, "
+                     "\"use_sliding_window\": false, \"max_window_layers\": 2, \"rope_theta\": 1e6, "
+                     "\"tie_word_embeddings\": true");
+    CU_ASSERT_STRING_EQUAL(m.family, "qwen2");
+    CU_ASSERT(m.n_kv_heads == 4 && m.max_context == 32768 && m.qkv_bias && !m.o_bias && !m.mlp_bias && m.tied);
+    CU_ASSERT(m.rope_theta == 1e6f && m.norm_eps == 1e-6f && m.activation == DSKV_SILU);
+    m = accept(SHAPE "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"sliding_window\": 512, "
+                     "\"use_sliding_window\": true");
+    CU_ASSERT_EQUAL(m.max_context, 512);
+    refuse(
+        SHAPE
+        "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}",
+        "yarn");
+}
+
 #define LLAMA3(low, high, context)                                                                                     \
     "{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": " #low ", \"high_freq_factor\": " #high         \
     ", \"original_max_position_embeddings\": " #context "}"
@@ -150,7 +186,7 @@ static void llama_stretches(void)
 
 static void meaningful_options_are_refused(void)
 {
-    refuse("\"model_type\": \"bloom\"", "model_type \"bloom\" is not known; known are gpt2, llama");
+    refuse("\"model_type\": \"bloom\"", "model_type \"bloom\" is not known; known are gpt2, llama, mistral, qwen2");
     refuse("\"hidden_size\": 3", "model_type \"\"");
     refuse("\"model_type\": 3", "model_type is not a string");
     refuse(GPT2 ", \"add_cross_attention\": true", "add_cross_attention");
@@ -236,6 +272,8 @@ int main(void)
                                                  {"llama: defaults", llama_defaults},
                                                  {"llama: options", llama_options},
                                                  {"llama: stretched rotary tables", llama_stretches},
+                                                 {"mistral and its window", mistral_and_its_window},
+                                                 {"qwen2 and its biases", qwen2_and_its_biases},
                                                  {"meaningful options are refused", meaningful_options_are_refused},
                                                  {"impossible values are refused", impossible_values_are_refused},
                                                  {"end tokens", end_tokens},
