@@ -288,10 +288,10 @@ int dskv_mailbox_cancel(struct dskv_mailbox *mailbox, const struct dskv_route *r
 {
     pthread_mutex_lock(&mailbox->mutex);
     struct dskv_ticket *ticket = find_ticket(mailbox, route, id);
-    if (ticket && !ticket->cancelled)
+    if (ticket && !ticket->cancelled) {
         append(mailbox, DSKV_MESSAGE_CANCEL, ticket, dskv_calloc(1, sizeof(struct dskv_message)));
-    if (ticket)
         ticket->cancelled = 1;
+    }
     pthread_mutex_unlock(&mailbox->mutex);
     return ticket != NULL;
 }

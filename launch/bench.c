@@ -7,6 +7,7 @@
  * measured in the same run by the same ranks and threads, before the model is opened.
  */
 #include "bench.h"
+#include "bench_common.h"
 
 #include "base/log.h"
 
@@ -187,12 +188,6 @@ static enum dskv_exit bench(struct dskv_bench_options *options, struct dskv_erro
     return code;
 }
 
-/* Every rank reads the same command line; one of them tells what is wrong with it. */
-static int speaks(void)
-{
-    return dskv_parallel_launched_rank() == 0;
-}
-
 int main(int argc, char **argv)
 {
     struct dskv_bench_options options;
@@ -200,12 +195,12 @@ int main(int argc, char **argv)
     int help = 0;
     enum dskv_exit code = dskv_bench_options_parse(argc, argv, &options, &help, &error);
     if (code) {
-        if (speaks())
+        if (dskv_bench_speaks())
             fprintf(stderr, "dskv-bench: %s\n", error.message);
         return code;
     }
     if (help) {
-        if (speaks())
+        if (dskv_bench_speaks())
             dskv_bench_options_help();
         return DSKV_EXIT_OK;
     }

@@ -2,12 +2,12 @@
  *
  *     mpirun -np 2 dskv-bench-exchange --json exchange.json
  */
+#include "bench_common.h"
+
 #include "base/log.h"
 #include "base/version.h"
-#include "parallel/engine.h"
 #include "parallel/sums.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,16 +31,6 @@ static void print_help(void)
          "  --help");
 }
 
-/* Before minutes are spent on what goes into it. */
-static enum dskv_exit check_json(const char *path, struct dskv_error *error)
-{
-    FILE *file = fopen(path, "a");
-    if (!file)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", path, strerror(errno));
-    fclose(file);
-    return DSKV_EXIT_OK;
-}
-
 static enum dskv_exit set(struct options *options, const char *name, const char *value, struct dskv_error *error)
 {
     if (strcmp(name, "--device") == 0) {
@@ -49,7 +39,7 @@ static enum dskv_exit set(struct options *options, const char *name, const char 
         options->measure.comm = value;
     } else if (strcmp(name, "--json") == 0) {
         options->json = value;
-        return check_json(value, error);
+        return dskv_bench_json_check(value, error);
     } else if (strcmp(name, "--dtype") == 0) {
         options->measure.dtype = dskv_dtype_from_name(value);
         if (options->measure.dtype > DSKV_BF16)
@@ -114,9 +104,10 @@ static void print_report(const struct dskv_sums_report *report, int n_ranks, int
 static enum dskv_exit write_report(const struct dskv_sums_report *report, int n_ranks, int32_t width, const char *path,
                                    struct dskv_error *error)
 {
-    FILE *file = fopen(path, "w");
-    if (!file)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", path, strerror(errno));
+    FILE *file;
+    enum dskv_exit code = dskv_bench_json_open(path, "w", &file, error);
+    if (code)
+        return code;
     fprintf(file,
             "{\n  \"version\": \"%s\",\n  \"ranks\": %d,\n  \"comm\": \"%s\",\n  \"device\": \"%s\",\n"
             "  \"dtype\": \"%s\",\n  \"width\": %d,\n  \"points\": [\n",
@@ -161,20 +152,14 @@ static enum dskv_exit bench(const struct options *options, struct dskv_error *er
     return code;
 }
 
-/* Every rank reads the same command line; one of them tells what is wrong with it. */
-static int speaks(void)
-{
-    return dskv_parallel_launched_rank() == 0;
-}
-
 int main(int argc, char **argv)
 {
     struct options options;
     struct dskv_error error = {0};
     enum dskv_exit code = parse(argc, argv, &options, &error);
-    if (code && speaks())
+    if (code && dskv_bench_speaks())
         fprintf(stderr, "dskv-bench-exchange: %s\n", error.message);
-    if (!code && options.help && speaks())
+    if (!code && options.help && dskv_bench_speaks())
         print_help();
     return code || options.help ? code : bench(&options, &error);
 }

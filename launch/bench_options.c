@@ -1,5 +1,6 @@
 /* The command line of dskv-bench. */
 #include "bench.h"
+#include "bench_common.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -79,12 +80,9 @@ static enum dskv_exit check(struct dskv_bench_options *options, struct dskv_erro
     if (strcmp(options->dtype, "auto") != 0 && dskv_dtype_from_name(options->dtype) > DSKV_BF16)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--dtype takes auto, f32, f16 or bf16, not \"%s\"",
                               options->dtype);
-    FILE *json = options->json ? fopen(options->json, "a") : NULL; /* before minutes are spent on what goes into it */
-    if (options->json && !json)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", options->json,
-                              strerror(errno));
-    if (json)
-        fclose(json);
+    enum dskv_exit code = options->json ? dskv_bench_json_check(options->json, error) : DSKV_EXIT_OK;
+    if (code)
+        return code;
     if (strcmp(options->kv_dtype, "auto") != 0 && dskv_dtype_from_name(options->kv_dtype) > DSKV_BF16)
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--kv-dtype takes auto, f32, f16 or bf16, not \"%s\"",
                               options->kv_dtype);

@@ -1,9 +1,9 @@
 /* What dskv-bench says: a table for people, JSON for programs. */
 #include "bench.h"
+#include "bench_common.h"
 
 #include "base/version.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -121,9 +121,10 @@ enum dskv_exit dskv_bench_report_write(const struct dskv_bench_report *report, c
 {
     const struct dskv_bench_machine *machine = &report->machine;
     const struct dskv_engine_info *info = report->info;
-    FILE *file = fopen(path, "w");
-    if (!file)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--json %s cannot be written: %s", path, strerror(errno));
+    FILE *file;
+    enum dskv_exit code = dskv_bench_json_open(path, "w", &file, error);
+    if (code)
+        return code;
     fprintf(file, "{\n  \"version\": \"%s\",\n  \"model\": ", DSKV_VERSION);
     write_string(file, model_name(report));
     fprintf(file, ",\n  \"device\": ");

@@ -26,10 +26,8 @@ struct dskv_passes {
     struct dskv_forward *forward;
     struct dskv_select_state *select;
     struct dskv_recorded *recorded; /* null where nothing can be recorded */
-    struct dskv_turn *turn;         /* device: of the two places for plans, and for reports */
-    /* Null where the device reads host memory: the plan there, and the places that it comes from. */
-    struct dskv_plan *device_plan;
-    struct dskv_turns plans;
+    struct dskv_plan *device_plan;  /* null, as its places are, where the device reads host memory */
+    struct dskv_turns plans;        /* where it comes from; reports take the same turns */
     struct under_way steps[DSKV_STEPS_UNDER_WAY];
     uint32_t n_submitted, n_collected;
 };
@@ -73,9 +71,8 @@ static enum dskv_exit open_queue(struct dskv_passes *s, struct dskv_error *error
 {
     struct dskv_device *device = s->parts.device;
     size_t bytes = largest_plan_bytes(s);
-    s->turn = dskv_device_alloc(device, sizeof *s->turn);
-    s->plans.turn = s->turn;
-    int has_all = s->turn != NULL;
+    s->plans.turn = dskv_device_alloc(device, sizeof *s->plans.turn);
+    int has_all = s->plans.turn != NULL;
     if (has_all && !dskv_device_is_host(device)) {
         has_all = (s->device_plan = dskv_device_alloc(device, bytes)) != NULL;
         for (int i = 0; has_all && i < 2; i++)
@@ -97,7 +94,7 @@ enum dskv_exit dskv_passes_open(const struct dskv_forward_parts *parts, struct d
     if (!code)
         code = open_queue(s, error);
     if (!code)
-        code = dskv_select_open(parts, s->turn, &s->select, error);
+        code = dskv_select_open(parts, s->plans.turn, &s->select, error);
     if (code) {
         dskv_passes_close(&s);
         return code;
@@ -118,8 +115,8 @@ void dskv_passes_close(struct dskv_passes **passes)
         dskv_device_host_free(device, s->plans.places[i], largest_plan_bytes(s));
     if (s->device_plan)
         dskv_device_free(device, s->device_plan, largest_plan_bytes(s));
-    if (s->turn)
-        dskv_device_free(device, s->turn, sizeof *s->turn);
+    if (s->plans.turn)
+        dskv_device_free(device, s->plans.turn, sizeof *s->plans.turn);
     dskv_forward_close(&s->forward);
     free(s);
     *passes = NULL;

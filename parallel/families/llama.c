@@ -23,6 +23,8 @@ static double rope_number(struct dskv_reader *reader, const char *key, const str
 static void read_stretch(struct dskv_reader *reader, const char *key, const struct dskv_json *parameters,
                          enum dskv_rope_stretch kind, struct dskv_rope_scaling *scaling)
 {
+    if (scaling->kind != DSKV_ROPE_PLAIN)
+        dskv_reader_fail(reader, "both rope_parameters and rope_scaling stretch the rotary table");
     scaling->kind = kind;
     scaling->factor = (float)rope_number(reader, key, parameters, "factor");
     if (scaling->factor < 1)
@@ -92,13 +94,8 @@ static void read_rope_parameters(struct dskv_reader *reader, const char *key, co
 static void read_rope(struct dskv_reader *reader, struct dskv_model *model)
 {
     const struct dskv_json *parameters = dskv_json_get(reader->root, "rope_parameters");
-    struct dskv_rope_scaling older = {0};
     read_rope_parameters(reader, "rope_parameters", parameters, &model->rope_scaling);
-    read_rope_parameters(reader, "rope_scaling", dskv_json_get(reader->root, "rope_scaling"), &older);
-    if (older.kind != DSKV_ROPE_PLAIN && model->rope_scaling.kind != DSKV_ROPE_PLAIN)
-        dskv_reader_fail(reader, "both rope_parameters and rope_scaling stretch the rotary table");
-    if (older.kind != DSKV_ROPE_PLAIN)
-        model->rope_scaling = older;
+    read_rope_parameters(reader, "rope_scaling", dskv_json_get(reader->root, "rope_scaling"), &model->rope_scaling);
     double outside = dskv_reader_number_or(reader, "rope_theta", 0);
     double inside =
         dskv_reader_number_of(reader, "rope_parameters.rope_theta", dskv_json_get(parameters, "rope_theta"), 0);

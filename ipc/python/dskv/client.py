@@ -114,9 +114,9 @@ class Client:
         ``logits``: the rows to return, "last", "all" or (start, stop), counted in new tokens: [rows, vocab].
         ``argmax``: ids [n].  ``topk``: the k best ids and log-probabilities [n, k].  ``score``: the log-probability of
         each new token given all before it [n] (entry 0 without a prefix is NaN).  ``consume`` gives the prefix's cache
-        up when the call succeeds.  No tokens with a prefix: one row, of the prefix's last token, which is
-        run again, and no new cache.  ``score`` on a prefix runs that token again too, for entry 0: one less is cached
-        and one more computed.
+        up when the call succeeds.  No tokens with a prefix: one row, of the prefix's last token, which is run again, and
+        no new cache.  ``score`` on a prefix runs that token again too, for entry 0: one less is cached and one more
+        computed.
         Errors: bad_type, bad_value, token_out_of_range, empty_request, no_row, too_long, unknown_cache, cut_past_end,
         pool_full, busy, reply_too_large, not_finite, draining, cancelled, timeout, unreachable.
 
@@ -152,8 +152,8 @@ class Client:
         """How many draft tokens greedy decoding would have chosen after prefix + tokens, and which token comes next.
 
         ``tokens`` are certain; they may be empty on a prefix, whose last token is then run again.  ``draft`` is judged
-        greedily; an end token in it ends nothing, and one past the context limit is refused.  The new cache is prefix + tokens + the accepted draft
-        tokens; ``next`` is not in it: pass it first to go on.  Errors: as ``forward``.
+        greedily; an end token in it ends nothing, and one past the context limit is refused.  The new cache is prefix +
+        tokens + the accepted draft tokens; ``next`` is not in it: pass it first to go on.  Errors: as ``forward``.
 
             v = client.verify([token], draft=guess, prefix=a.cache)
             output = [*guess[:v.accepted], v.next]
@@ -235,7 +235,8 @@ class Client:
         transformers' DynamicCache.  ``tokens``: the length ids that they stand for; None takes an export's own, others
         than those are refused.  Keys and values are continued exactly as given; another dtype than the server's is
         refused unless ``convert``.  ``timeout`` is the longest time without progress.
-        Errors: bad_value (tokens), wrong_dtype, wrong_shape, wrong_model (an export of another model), not_finite, pool_full, too_long.
+        Errors: bad_value (tokens), wrong_dtype, wrong_shape, wrong_model (an export of another model), not_finite,
+        pool_full, too_long.
 
             cache = client.import_cache(model(ids).past_key_values, ids[0], convert=True)
         """
