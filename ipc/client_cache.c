@@ -42,6 +42,12 @@ enum dskv_code dskv_prefix_read(const struct dskv_client *client, struct dskv_ca
     return DSKV_OK;
 }
 
+void dskv_prefix_consumed(struct dskv_cache_prefix prefix, int consume)
+{
+    if (consume && prefix.cache)
+        prefix.cache->consumed = 1;
+}
+
 static void name_id(const struct dskv_id *id, char name[33])
 {
     for (int i = 0; i < 16; i++)

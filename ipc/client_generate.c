@@ -27,7 +27,7 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
                            struct dskv_verified **verified, struct dskv_error *error)
 {
     *verified = NULL;
-    struct dskv_verify_options own;
+    struct dskv_verify_options own = {0};
     struct dskv_request request = {.op = DSKV_OP_VERIFY};
     struct dskv_verify *verify = &request.verify;
     enum dskv_code code = dskv_client_check_open(client, error);
@@ -55,8 +55,7 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
     made->computed = event.verify.computed;
     made->cache = dskv_cache_open(client, &event.verify.cache, own.prefix,
                                   (struct dskv_wire_tensor[]){verify->tokens, verify->draft}, 2);
-    if (own.consume && own.prefix.cache)
-        own.prefix.cache->consumed = 1;
+    dskv_prefix_consumed(own.prefix, own.consume);
     dskv_event_clear(&event);
     *verified = made;
     return DSKV_OK;
@@ -77,8 +76,9 @@ struct dskv_stream {
     struct dskv_client *client; /* a reference */
     int32_t *before;            /* prefix and prompt: the caller's arrays may be gone when the cache is made */
     size_t n_before;
-    struct dskv_cache *consumed; /* the server gives it up with the result; null: none */
-    struct dskv_event event;     /* the last one that was handed out */
+    struct dskv_cache_prefix prefix;
+    int consume;             /* the server takes the prefix's cache with the result */
+    struct dskv_event event; /* the last one that was handed out */
     int has_event;
     struct dskv_generated *result; /* until it is taken */
     int failed, taken;
@@ -161,7 +161,8 @@ enum dskv_code dskv_stream_open(struct dskv_client *client, const struct dskv_ge
         return code;
     }
     remember_before(made, &own, &request.generate);
-    made->consumed = own.consume ? own.prefix.cache : NULL;
+    made->prefix = own.prefix;
+    made->consume = own.consume;
     made->client = client;
     dskv_client_hold(client);
     *stream = made;
@@ -189,8 +190,7 @@ static struct dskv_generated *make_generated(struct dskv_stream *stream, const s
     made->computed = event->generate.computed;
     made->cache = dskv_cache_open(stream->client, &event->generate.cache, (struct dskv_cache_prefix){0},
                                   (struct dskv_wire_tensor[]){before, event->generate.tokens}, 2);
-    if (stream->consumed && event->generate.finish != DSKV_FINISH_CANCELLED)
-        stream->consumed->consumed = 1;
+    dskv_prefix_consumed(stream->prefix, stream->consume && event->generate.finish != DSKV_FINISH_CANCELLED);
     return made;
 }
 

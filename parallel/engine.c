@@ -2,10 +2,12 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "parallel/engine_parts.h"
+#include "parallel/fingerprint.h"
 #include "parallel/job.h"
 #include "parallel/numerics.h"
 #include "parallel/plan_layout.h"
 #include "parallel/pool.h"
+#include "parallel/rope.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,7 +107,14 @@ static enum dskv_exit open_model(struct dskv_engine *engine, const struct dskv_e
     if (!(code = check_options(options, info, error)) &&
         !(code = dskv_shard_of(&info->model, dskv_job_rank(), info->n_ranks, &engine->shard, error)))
         code = open_device(engine, options, error);
-    return code;
+    if (code)
+        return code;
+    dskv_fingerprint_serve(&info->model, info->max_model_len);
+    int32_t length = dskv_rope_length(&info->model, info->max_model_len);
+    if (length)
+        dskv_log(DSKV_LOG_INFO, "model", "rotary positions are those of sequences of %d tokens, whatever their length",
+                 (int)length);
+    return DSKV_EXIT_OK;
 }
 
 /* "auto" may find a GPU on one rank and none on another; what they compute would not fit together. */

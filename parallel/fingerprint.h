@@ -15,4 +15,8 @@
 enum dskv_exit dskv_fingerprint_of(struct dskv_model *model, struct dskv_checkpoint *checkpoint,
                                    struct dskv_error *error);
 
+/* Where the rotary table depends on the longest sequence that is served, so does what keys mean: the fingerprint of a
+ * model that is served takes that length in. */
+void dskv_fingerprint_serve(struct dskv_model *model, int32_t max_model_len);
+
 #endif

@@ -8,7 +8,12 @@
 
 #include "parallel/model.h"
 
-/* Rows of positions first, first + 1, ...: cosines, sines [n, rotary_dim / 2]. */
-void dskv_rope_fill(const struct dskv_model *model, int32_t first, int32_t n, float *cosines, float *sines);
+/* Rows of positions first, first + 1, ... of a table for sequences of at most max_model_len: cosines, sines
+ * [n, rotary_dim / 2]. */
+void dskv_rope_fill(const struct dskv_model *model, int32_t max_model_len, int32_t first, int32_t n, float *cosines,
+                    float *sines);
+
+/* 0 where the table does not depend on max_model_len; else a length, equal where two max_model_len share a table. */
+int32_t dskv_rope_length(const struct dskv_model *model, int32_t max_model_len);
 
 #endif

@@ -104,7 +104,7 @@ static void open_rope(struct opening *o)
     for (int32_t first = 0; first < n; first += CHUNK) {
         int32_t rows = n - first < CHUNK ? n - first : CHUNK;
         size_t offset = (size_t)first * half, bytes = (size_t)rows * half * sizeof *cosines;
-        dskv_rope_fill(m, first, rows, cosines, sines);
+        dskv_rope_fill(m, n, first, rows, cosines, sines);
         dskv_device_upload(o->device, device_cos + offset, cosines, bytes);
         dskv_device_upload(o->device, device_sin + offset, sines, bytes);
     }

@@ -11,15 +11,32 @@
 
 enum dskv_positions { DSKV_POSITIONS_LEARNED, DSKV_POSITIONS_ROTARY };
 
-/* How a model that was trained on short contexts stretches its rotary frequencies to longer ones: all by one factor, or
- * (Llama 3.1) the slow ones alone, with a smooth passage between wavelengths original_context / low_factor and
- * original_context / high_factor. */
-enum dskv_rope_stretch { DSKV_ROPE_PLAIN, DSKV_ROPE_LINEAR, DSKV_ROPE_LLAMA3 };
+/* How a model that was trained on short contexts stretches its rotary frequencies to longer ones.
+ *
+ * transformers lets DYNAMIC and LONGROPE change with each sequence's length, under keys that are cached already.  Here
+ * the longest sequence that is served (--max-model-len) decides for all: a model served to two lengths may be two
+ * models.
+ *
+ * Where transformers' versions differ, the later ones (5) are followed: original_context is
+ * original_max_position_embeddings where that is given, else max_position_embeddings (which 4.45 takes for YARN in any
+ * case, and all take for DYNAMIC); a LONGROPE's factor is `factor`, else the ratio of these two. */
+enum dskv_rope_stretch {
+    DSKV_ROPE_PLAIN,
+    DSKV_ROPE_LINEAR,  /* all are divided by factor */
+    DSKV_ROPE_LLAMA3,  /* what turns less than low_factor times over original_context is divided by factor, what turns
+                          more than high_factor times is kept; a smooth passage between, by how often they turn */
+    DSKV_ROPE_YARN,    /* the same with a passage by their index; cosines and sines times attention_factor */
+    DSKV_ROPE_DYNAMIC, /* theta grows with the length beyond original_context */
+    DSKV_ROPE_LONGROPE /* each is divided by its own of short_factors, beyond original_context of long_factors; cosines
+                          and sines times attention_factor */
+};
 struct dskv_rope_scaling {
     enum dskv_rope_stretch kind;
-    float factor;                  /* LINEAR, LLAMA3: at least 1 */
-    float low_factor, high_factor; /* LLAMA3: low_factor < high_factor */
-    int32_t original_context;      /* LLAMA3 */
+    float factor;                  /* all but PLAIN: at least 1 */
+    float low_factor, high_factor; /* LLAMA3: low_factor < high_factor; YARN (beta_slow, beta_fast): or equal */
+    int32_t original_context;      /* all but PLAIN and LINEAR */
+    float attention_factor;        /* YARN, LONGROPE */
+    float short_factors[DSKV_MAX_HEAD_DIM / 2], long_factors[DSKV_MAX_HEAD_DIM / 2]; /* LONGROPE, [rotary_dim / 2] */
 };
 
 struct dskv_model {
@@ -48,7 +65,8 @@ struct dskv_model {
     int32_t end_tokens[DSKV_MAX_END_TOKENS]; /* of generation_config.json, else config.json */
     int32_t n_end_tokens;
     enum dskv_dtype stored_dtype; /* of the weight files' matrices */
-    char fingerprint[33];         /* hex of 128 bits over config and weight files: equal for equal models */
+    char fingerprint[33];         /* hex of 128 bits over config and weight files: equal for equal models; of an engine
+                                     also over the length that fixes its rotary table, if one does */
 };
 
 /* A rank's part.  Query heads are split contiguously, as evenly as they go; a rank holds every KV head that its heads

@@ -145,3 +145,29 @@ def test_pegainfer_220_an_unknown_kind_of_rope_is_refused(tmp_path):
     directory = copy_of(MODELS / "atlas-llama", tmp_path / "model")
     change_json(directory, "config.json", rope_scaling={"rope_type": "spiral", "factor": 2.0}, rope_parameters=None)
     failed_start(directory, "spiral")
+
+
+def rows_served(directory, served, ids):
+    with Daemon(directory, options=["--max-model-len", served]) as daemon, dskv.connect(daemon.endpoint) as client:
+        made = client.forward(ids, logits="all")
+        return made.logits, made.cache.export(), client.info()
+
+
+def test_gllm_269_what_is_served_decides_how_rope_is_stretched(tmp_path):
+    """Sequences that fit the original context get plain (dynamic) or short (longrope) frequencies, for all their life."""
+    ids = tokens(30, 1, vocab=201)
+    plain = copy_of(GOLDEN / "llama-dynamic-f32", tmp_path / "plain")
+    change_json(plain, "config.json", rope_scaling=None)
+    short = copy_of(GOLDEN / "llama-longrope-f32", tmp_path / "short")
+    scaling = json.loads((short / "config.json").read_text())["rope_scaling"]
+    change_json(short, "config.json", rope_scaling={**scaling, "long_factor": scaling["short_factor"]})
+    for name, other, served in (("llama-dynamic-f32", plain, 32), ("llama-longrope-f32", short, 256)):
+        rows, kv, info = rows_served(GOLDEN / name, 32, ids)
+        same(rows, rows_served(other, served, ids)[0], f"{name} served to 32")
+        with Daemon(GOLDEN / name) as daemon, dskv.connect(daemon.endpoint) as client:
+            assert client.info().limits.max_model_len > 32
+            assert np.abs(client.forward(ids, logits="all").logits - rows).max() > 0.01
+            assert client.info().numerics_id != info.numerics_id
+            with pytest.raises(dskv.Error) as refused:  # its keys are rotated otherwise
+                client.import_cache(kv, ids)
+            assert refused.value.code == "wrong_model"

@@ -52,6 +52,25 @@ MODELS = {
                     intermediate_size=100, vocab_size=201,
                     rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                       original_max_position_embeddings=64))),
+    # Three more ways to stretch: pairs kept, in the passage and divided; theta of four times the context, which is the longest
+    # sequence that is served where nothing else is said; a number per pair, with the context before it beside the scaling.
+    "llama-yarn-f32": dict(
+        family="llama", seed=11, dtype="float32", transformers="4.45.2",
+        config=dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=2,
+                    intermediate_size=100, vocab_size=201, max_position_embeddings=64,
+                    rope_scaling=dict(rope_type="yarn", factor=4.0))),
+    "llama-dynamic-f32": dict(
+        family="llama", seed=12, dtype="float32", transformers="4.45.2", served=128,
+        config=dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=2,
+                    intermediate_size=100, vocab_size=201, max_position_embeddings=32,
+                    rope_scaling=dict(rope_type="dynamic", factor=4.0))),
+    "llama-longrope-f32": dict(
+        family="llama", seed=13, dtype="float32", transformers="4.45.2", served=256,
+        config=dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=2,
+                    intermediate_size=100, vocab_size=201, max_position_embeddings=256,
+                    original_max_position_embeddings=32,
+                    rope_scaling=dict(rope_type="longrope", short_factor=[1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7],
+                                      long_factor=[1.0, 1.2, 1.7, 2.6, 4.1, 5.9, 7.4, 8.0]))),
     # A window as long as the longest prompt and its continuation; heads wider than the model.
     "mistral-6x2-f16": dict(
         family="mistral", seed=9, dtype="float16", transformers="4.45.2",
@@ -96,18 +115,26 @@ def add_mlp_biases(model):
             setattr(layer.mlp, name, nn.Linear(old.in_features, old.out_features, bias=True))
 
 
+def fix_rope(rotary, length):
+    """Rotary frequencies as of a sequence of this length, whatever the length of a call."""
+    rotary.inv_freq, rotary.attention_scaling = rotary.rope_init_fn(rotary.config, None, seq_len=length)
+    rotary.rope_type = "fixed"
+
+
 def build(spec):
     torch.manual_seed(spec["seed"])
     common = dict(bos_token_id=0, eos_token_id=2, pad_token_id=None, torch_dtype=spec["dtype"])
     if spec["family"] != "gpt2":
         name = spec["family"].title()
         config = getattr(transformers, f"{name}Config")(
-            **common, max_position_embeddings=512, rope_theta=spec.get("rope_theta", 10000.0), **spec["config"])
+            **common, **{"max_position_embeddings": 512, "rope_theta": spec.get("rope_theta", 10000.0)} | spec["config"])
         model = getattr(transformers, f"{name}ForCausalLM")(config)
         if "head_dim" in spec:
             widen_heads(model, spec["head_dim"])
         if spec.get("mlp_bias"):
             add_mlp_biases(model)
+        if "served" in spec:
+            fix_rope(model.model.rotary_emb, spec["served"])
     else:
         model = GPT2LMHeadModel(GPT2Config(**common, **spec["config"]))
     dtype = getattr(torch, spec["dtype"])

@@ -291,6 +291,32 @@ def test_generate_returns_all_but_the_last_token_cached(serve, endpoint):
     assert [list(entry) for entry in sent["stop"]] == [[3], [4, 5]] and sent["temperature"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("stop", "wanted"),
+    [
+        ([np.array([4, 5]), np.array([6], np.uint8), np.int64(7), np.array(8)], [[4, 5], [6], [7], [8]]),
+        (np.array([4, 5]), [[4], [5]]),
+        (np.array([[4, 5], [6, 7]], np.int32), [[4, 5], [6, 7]]),
+    ],
+)
+def test_stops_may_be_arrays(serve, endpoint, stop, wanted):
+    server = serve(lambda request, reply: generated(reply, [5, 6]))
+    with dskv.connect(endpoint, timeout=5) as client:
+        client.generate([1], max_tokens=2, stop=stop)
+        for wrong in (np.array([4.0]), np.array([[4]]), np.array([True]), np.float64(4), True, 4.0, "4", None):
+            error = refused(client.generate, [1], max_tokens=2, stop=[[3], wrong])
+            assert (error.code, error.details["field"]) == ("bad_type", "stop")
+    assert [entry.tolist() for entry in server.of("generate")[0]["stop"]] == wanted
+
+
+def test_torch_tensors_may_be_stops(serve, endpoint):
+    torch = pytest.importorskip("torch")
+    server = serve(lambda request, reply: generated(reply, [5, 6]))
+    with dskv.connect(endpoint, timeout=5) as client:
+        client.generate([1], max_tokens=2, stop=[torch.tensor([4, 5]), torch.tensor([6]), torch.tensor(7)])
+    assert [entry.tolist() for entry in server.of("generate")[0]["stop"]] == [[4, 5], [6], [7]]
+
+
 def test_a_stream_gives_tokens_and_then_its_result(serve, endpoint):
     def script(request, reply):
         reply("tokens", tokens=np.array([5], np.int32))

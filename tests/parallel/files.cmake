@@ -5,3 +5,4 @@ dskv_c_test(parallel.checkpoint SOURCES test_checkpoint.c LIBRARIES dskv_test_mo
 dskv_c_test(parallel.family SOURCES test_family.c LIBRARIES dskv_test_model_dir dskv_parallel)
 dskv_c_test(parallel.tensors SOURCES test_tensors.c LIBRARIES dskv_test_model_dir dskv_parallel)
 dskv_c_test(parallel.weights SOURCES test_weights.c LIBRARIES dskv_test_model_dir dskv_parallel)
+dskv_c_test(parallel.rope SOURCES test_rope.c LIBRARIES dskv_test_model_dir dskv_parallel)

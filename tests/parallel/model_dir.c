@@ -14,7 +14,8 @@
 const char *const test_models[] = {
     "launch/models/atlas-gpt2",         "launch/models/atlas-llama",     "tests/golden/llama-6x2-f32",
     "tests/golden/llama-14x2-bf16",     "tests/golden/llama-mqa-f16",    "tests/golden/llama-8x4-f32",
-    "tests/golden/llama-stretched-f32", "tests/golden/mistral-6x2-f16",  "tests/golden/qwen2-8x2-bf16",
+    "tests/golden/llama-stretched-f32", "tests/golden/llama-yarn-f32",   "tests/golden/llama-dynamic-f32",
+    "tests/golden/llama-longrope-f32",  "tests/golden/mistral-6x2-f16",  "tests/golden/qwen2-8x2-bf16",
     "tests/golden/gpt2-odd-f32",        "tests/golden/gpt2-scaled-bf16", NULL,
 };
 

@@ -145,10 +145,9 @@ static void qwen2_and_its_biases(void)
     m = accept(SHAPE "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"sliding_window\": 512, "
                      "\"use_sliding_window\": true");
     CU_ASSERT_EQUAL(m.max_context, 512);
-    refuse(
-        SHAPE
-        "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}",
-        "yarn");
+    m = accept(SHAPE "\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"rope_scaling\": {\"type\": \"yarn\", "
+                     "\"factor\": 4.0, \"original_max_position_embeddings\": 32768}");
+    CU_ASSERT(m.rope_scaling.kind == DSKV_ROPE_YARN && m.max_context == 131072);
 }
 
 #define LLAMA3(low, high, context)                                                                                     \
@@ -184,6 +183,95 @@ static void llama_stretches(void)
            "both");
 }
 
+#define SCALING(members) LLAMA ", \"max_position_embeddings\": 512, \"rope_scaling\": {" members "}"
+#define YARN "\"rope_type\": \"yarn\""
+static void llama_stretched_by_yarn(void)
+{
+    struct dskv_model m = accept(SCALING(YARN ", \"factor\": 4"));
+    const struct dskv_rope_scaling *s = &m.rope_scaling;
+    CU_ASSERT(s->kind == DSKV_ROPE_YARN && s->factor == 4.0f && s->low_factor == 1.0f && s->high_factor == 32.0f);
+    CU_ASSERT(s->original_context == 512 && m.max_context == 2048);
+    CU_ASSERT(s->attention_factor == (float)(1 + 0.1 * log(4)));
+    char usual[sizeof m.fingerprint];
+    memcpy(usual, m.fingerprint, sizeof usual);
+    m = accept(SCALING(YARN ", \"factor\": 4, \"attention_factor\": 1.5"));
+    CU_ASSERT(s->attention_factor == 1.5f && strcmp(m.fingerprint, usual) != 0);
+    m = accept(SCALING(YARN
+                       ", \"factor\": 4, \"original_max_position_embeddings\": 64, \"beta_fast\": 2, \"beta_slow\": 2, "
+                       "\"mscale\": null"));
+    CU_ASSERT(s->original_context == 64 && m.max_context == 512 && s->low_factor == 2.0f && s->high_factor == 2.0f);
+    m = accept(SCALING(YARN ", \"factor\": 4") ", \"original_max_position_embeddings\": 256");
+    CU_ASSERT(s->original_context == 256 && m.max_context == 1024);
+    m = accept(SCALING(YARN ", \"factor\": 1e30"));
+    CU_ASSERT_EQUAL(m.max_context, DSKV_MAX_CONTEXT);
+    refuse(SCALING(YARN), "rope_scaling.factor is missing");
+    refuse(SCALING(YARN ", \"factor\": 0.5"), "rope_scaling.factor is 0.5, less than 1");
+    refuse(SCALING(YARN ", \"factor\": true"), "rope_scaling.factor is not a number");
+    refuse(SCALING(YARN ", \"factor\": 4, \"beta_fast\": 1, \"beta_slow\": 2"),
+           "rope_scaling.beta_fast 1 is less than");
+    refuse(SCALING(YARN ", \"factor\": 4, \"beta_slow\": 33"), "rope_scaling.beta_fast 32 is less than beta_slow 33");
+    refuse(SCALING(YARN ", \"factor\": 4, \"beta_fast\": \"32\""), "rope_scaling.beta_fast is not a number");
+    refuse(SCALING(YARN ", \"factor\": 4, \"attention_factor\": -1"), "rope_scaling.attention_factor is not a number");
+    refuse(SCALING(YARN ", \"factor\": 4, \"mscale\": 1.0"), "rope_scaling.mscale is set");
+    refuse(SCALING(YARN ", \"factor\": 4, \"truncate\": false"), "rope_scaling.truncate is set");
+    refuse(SCALING(YARN ", \"factor\": 4, \"original_max_position_embeddings\": 64.5"), "64.5, not a length");
+    refuse(
+        SCALING(
+            YARN
+            ", \"factor\": 4, \"original_max_position_embeddings\": 64") ", \"original_max_position_embeddings\": 65",
+        "original_max_position_embeddings is 65, but rope_scaling.original_max_position_embeddings is 64");
+    refuse(SCALING(YARN ", \"factor\": 4") ", \"rope_theta\": 1", "rope_theta is 1; yarn");
+}
+
+#define DYNAMIC "\"rope_type\": \"dynamic\""
+static void llama_stretched_as_dynamic(void)
+{
+    struct dskv_model m = accept(SCALING(DYNAMIC ", \"factor\": 2.5"));
+    CU_ASSERT(m.rope_scaling.kind == DSKV_ROPE_DYNAMIC && m.rope_scaling.factor == 2.5f);
+    CU_ASSERT(m.rope_scaling.original_context == 512 && m.max_context == 1280);
+    accept(SCALING("\"type\": \"dynamic\", \"factor\": 2, \"original_max_position_embeddings\": 512"));
+    refuse(SCALING(DYNAMIC), "rope_scaling.factor is missing");
+    refuse(SCALING(DYNAMIC ", \"factor\": 0.99"), "rope_scaling.factor is 0.99, less than 1");
+    refuse(SCALING(DYNAMIC ", \"factor\": [2]"), "rope_scaling.factor is not a number");
+    refuse(SCALING(DYNAMIC ", \"factor\": 2, \"original_max_position_embeddings\": 64"),
+           "original_max_position_embeddings is 64, but dynamic begins at max_position_embeddings, 512");
+    refuse(SCALING(DYNAMIC ", \"factor\": 2") ", \"head_dim\": 2", "a head size of 2 cannot be stretched");
+}
+
+#define LONGROPE(short_factor, long_factor)                                                                            \
+    "\"rope_type\": \"longrope\", \"short_factor\": " short_factor ", \"long_factor\": " long_factor
+#define OF_4 ", \"head_dim\": 4, \"original_max_position_embeddings\": "
+static void llama_stretched_as_longrope(void)
+{
+    struct dskv_model m = accept(SCALING(LONGROPE("[1, 1.5]", "[1.25, 4]")) OF_4 "128");
+    const struct dskv_rope_scaling *s = &m.rope_scaling;
+    CU_ASSERT(s->kind == DSKV_ROPE_LONGROPE && s->factor == 4.0f && s->original_context == 128 && m.max_context == 512);
+    CU_ASSERT(s->short_factors[1] == 1.5f && s->long_factors[0] == 1.25f && s->long_factors[1] == 4.0f);
+    CU_ASSERT(s->attention_factor == (float)sqrt(1 + log(4) / log(128)));
+    char other[sizeof m.fingerprint];
+    memcpy(other, m.fingerprint, sizeof other);
+    m = accept(SCALING(LONGROPE("[1, 1.5]", "[1.5, 4]")) OF_4 "128");
+    CU_ASSERT_STRING_NOT_EQUAL(m.fingerprint, other);
+    m = accept(SCALING(LONGROPE("[1, 1]", "[1, 1]") ", \"factor\": 2, \"attention_factor\": 1.5") ", \"head_dim\": 4");
+    CU_ASSERT(s->factor == 2.0f && s->original_context == 512 && m.max_context == 1024 && s->attention_factor == 1.5f);
+    m = accept(SCALING(LONGROPE("[1, 1]", "[1, 1]") ", \"factor\": 2") OF_4 "128"); /* before the ratio, 4 */
+    CU_ASSERT(s->factor == 2.0f && m.max_context == 512);
+    CU_ASSERT_EQUAL(accept(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "512").rope_scaling.attention_factor, 1.0f);
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) ", \"head_dim\": 4",
+           "rope_scaling.factor is missing, and so is original_max_position_embeddings");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "513", "rope_scaling.factor is 0.99");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "1", "original_max_position_embeddings of 1");
+    refuse(SCALING("\"type\": \"su\", \"short_factor\": [1, 1]") OF_4 "128", "rope_scaling.long_factor is missing");
+    refuse(SCALING(LONGROPE("null", "[1, 1]")) OF_4 "128", "rope_scaling.short_factor is missing");
+    refuse(SCALING(LONGROPE("[1, 1]", "4")) OF_4 "128", "rope_scaling.long_factor is not a list");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1, 1]")) OF_4 "128",
+           "rope_scaling.long_factor has 3 numbers; a head has 2 pairs to rotate");
+    refuse(SCALING(LONGROPE("[1, \"1\"]", "[1, 1]")) OF_4 "128", "rope_scaling.short_factor[1] is not a number");
+    refuse(SCALING(LONGROPE("[null, 1]", "[1, 1]")) OF_4 "128", "rope_scaling.short_factor[0] is not a number");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 0]")) OF_4 "128", "rope_scaling.long_factor[1] is not a number above 0");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "-5", "original_max_position_embeddings is not a number above 0");
+}
+
 static void meaningful_options_are_refused(void)
 {
     refuse("\"model_type\": \"bloom\"", "model_type \"bloom\" is not known; known are gpt2, llama, mistral, qwen2");
@@ -198,8 +286,9 @@ static void meaningful_options_are_refused(void)
     refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"sliding_window\": 4096", "sliding_window");
     refuse(LLAMA ", \"rope_interleaved\": true", "rope_interleaved");
-    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"yarn\"}",
-           "rope_parameters.rope_type \"yarn\" is not computed; known are default, linear, llama3");
+    refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"spiral\"}",
+           "rope_parameters.rope_type \"spiral\" is not computed; known are default, linear, llama3, yarn, dynamic, "
+           "longrope, su");
     refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": 1}", "not a string");
     refuse(LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", "per kind of layer");
     refuse(LLAMA ", \"rope_parameters\": 7", "not an object");
@@ -272,6 +361,9 @@ int main(void)
                                                  {"llama: defaults", llama_defaults},
                                                  {"llama: options", llama_options},
                                                  {"llama: stretched rotary tables", llama_stretches},
+                                                 {"llama: stretched by yarn", llama_stretched_by_yarn},
+                                                 {"llama: stretched as dynamic", llama_stretched_as_dynamic},
+                                                 {"llama: stretched as longrope", llama_stretched_as_longrope},
                                                  {"mistral and its window", mistral_and_its_window},
                                                  {"qwen2 and its biases", qwen2_and_its_biases},
                                                  {"meaningful options are refused", meaningful_options_are_refused},

@@ -61,8 +61,8 @@ static void expect_misfit_with_header(const char *source, const char *from, cons
 
 static void all_models_fit(void)
 {
-    static const enum dskv_dtype stored[] = {DSKV_F16, DSKV_F16, DSKV_F32,  DSKV_BF16, DSKV_F16, DSKV_F32,
-                                             DSKV_F32, DSKV_F16, DSKV_BF16, DSKV_F32,  DSKV_BF16};
+    static const enum dskv_dtype stored[] = {DSKV_F16, DSKV_F16, DSKV_F32, DSKV_BF16, DSKV_F16,  DSKV_F32, DSKV_F32,
+                                             DSKV_F32, DSKV_F32, DSKV_F32, DSKV_F16,  DSKV_BF16, DSKV_F32, DSKV_BF16};
     char seen[16][33];
     for (int i = 0; test_models[i]; i++) {
         char *dir = dskv_format("%s/%s", DSKV_SOURCE_DIR, test_models[i]);

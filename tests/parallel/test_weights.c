@@ -2,7 +2,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "parallel/model_dir.h"
-#include "parallel/rope.h"
 #include "parallel/tensors.h"
 #include "parallel/weights.h"
 #include "support/cunit_suite.h"
@@ -417,44 +416,6 @@ static void a_tied_head_must_equal_the_embedding(void)
     test_dir_remove(&dir);
 }
 
-static void the_rotary_table(void)
-{
-    struct dskv_model model = {.rope_theta = 10000.0f, .rotary_dim = 8};
-    float cosines[3 * 4], sines[3 * 4], last_cosines[4], last_sines[4];
-    dskv_rope_fill(&model, 0, 3, cosines, sines);
-    dskv_rope_fill(&model, 2, 1, last_cosines, last_sines);
-    CU_ASSERT(memcmp(last_cosines, cosines + 8, sizeof last_cosines) == 0);
-    CU_ASSERT(memcmp(last_sines, sines + 8, sizeof last_sines) == 0);
-    const double frequencies[] = {1, 0.1, 0.01, 0.001};
-    for (int position = 0; position < 3; position++)
-        for (int i = 0; i < 4; i++) {
-            CU_ASSERT(fabs(cosines[position * 4 + i] - cos(position * frequencies[i])) < 1e-7);
-            CU_ASSERT(fabs(sines[position * 4 + i] - sin(position * frequencies[i])) < 1e-7);
-        }
-}
-
-/* What transformers 4.45 has as inv_freq of this shape (factor 8, 1 and 4, trained on 64 positions). */
-static void the_stretched_rotary_table(void)
-{
-    static const float wanted[] = {1,
-                                   0.079403013f,
-                                   0.00470075384f,
-                                   0.000911583134f,
-                                   0.000176776681f,
-                                   3.42810235e-05f,
-                                   6.64786967e-06f,
-                                   1.28917316e-06f};
-    struct dskv_model model = {
-        .rope_theta = 500000.0f, .rotary_dim = 16, .rope_scaling = {DSKV_ROPE_LLAMA3, 8.0f, 1.0f, 4.0f, 64}};
-    float cosines[8], sines[8];
-    dskv_rope_fill(&model, 1, 1, cosines, sines);
-    for (int i = 0; i < 8; i++)
-        CU_ASSERT(fabs(sines[i] - sin((double)wanted[i])) < 1e-7 && fabs(cosines[i] - cos((double)wanted[i])) < 1e-7);
-    model.rope_scaling = (struct dskv_rope_scaling){.kind = DSKV_ROPE_LINEAR, .factor = 4.0f};
-    dskv_rope_fill(&model, 4, 1, cosines, sines); /* the first frequency is 1 */
-    CU_ASSERT(fabs(sines[0] - sin(1.0)) < 1e-7 && fabs(cosines[0] - cos(1.0)) < 1e-7);
-}
-
 int main(void)
 {
     dskv_log_open(DSKV_LOG_WARNING, 0);
@@ -473,8 +434,6 @@ int main(void)
             {"ranks read their shard only", ranks_read_their_shard_only},
             {"values that do not fit are refused", values_that_do_not_fit_are_refused},
             {"a tied head must equal the embedding", a_tied_head_must_equal_the_embedding},
-            {"the rotary table", the_rotary_table},
-            {"the stretched rotary table", the_stretched_rotary_table},
             {NULL, NULL},
         });
     dskv_device_close(&device);

@@ -31,6 +31,7 @@ from .request import (
     in_sequence,
     joined,
     prefix_fields,
+    stop_field,
 )
 from .results import ForwardResult, GenerateResult, Record, VerifyResult
 from .stream import GenerateStream
@@ -186,7 +187,7 @@ class Client:
         """Decodes on the server until an end token, a stop sequence, ``max_tokens`` or the context limit.
 
         ``temperature`` 0 is greedy; then ``top_k`` (0: all), ``top_p`` in (0, 1], ``min_p`` in [0, 1]; ``seed`` in
-        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids or sequences of them.
+        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids or sequences of them, lists or arrays.
         Returns a GenerateResult, or with ``stream`` a GenerateStream.  No speculation yet: ``speculate`` is None.
         Errors: as ``forward``; ``timeout`` is the longest time without an event.
 
@@ -207,12 +208,10 @@ class Client:
             "stream": boolean(stream, "stream"),
             **consume_field(consume),
             **prefix_fields(prefix),
+            **stop_field(stop),
         }
         if seed is not None:
             fields["seed"] = integer(seed, "seed")
-        stops = [token_ids([entry] if hasattr(entry, "__index__") else entry, "stop") for entry in stop]
-        if stops:
-            fields["stop"] = stops
 
         def finish(event: dict[str, Any]) -> GenerateResult:
             self._gave_up(prefix, consume)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Union
+from typing import Any, Iterable, Mapping, Union
 
 import numpy as np
 
 from .cache import Cache, Prefix
 from .errors import Error, kind_of, shown
-from .protocol import boolean, integer
+from .protocol import boolean, integer, token_ids
 
 Tokens = Any  #: a list, tuple, range, numpy array or torch tensor of integers, one-dimensional
 PrefixLike = Union[Cache, Prefix, None]
@@ -92,6 +92,18 @@ def prefix_fields(prefix: PrefixLike) -> dict[str, Any]:
 
 def consume_field(consume: bool) -> dict[str, Any]:
     return {"consume": True} if boolean(consume, "consume") else {}
+
+
+def stop_field(stop: Iterable[Any]) -> dict[str, Any]:
+    """Sequences of ids; an id by itself is a sequence of one."""
+    stops = [token_ids(_as_sequence(entry), "stop") for entry in stop]
+    return {"stop": stops} if stops else {}
+
+
+def _as_sequence(entry: Any) -> Any:
+    if hasattr(entry, "ndim"):  # arrays and tensors have an __index__, whatever their shape
+        return entry if entry.ndim else entry.reshape(1)
+    return [entry] if hasattr(entry, "__index__") else entry
 
 
 def joined(prefix: PrefixLike, *parts: np.ndarray) -> np.ndarray:
