@@ -125,7 +125,7 @@ static void take_messages(struct front *front)
     struct dskv_frames frames;
     struct dskv_error error;
     for (int i = 0; i < MESSAGES_PER_ROUND && dskv_transport_receive(front->transport, &route, &frames, &error); i++) {
-        static const struct dskv_request unreadable;
+        static const struct dskv_request unreadable = {.op = DSKV_N_OPS};
         if (frames.n == 0)
             reply_error(front, &route, &unreadable, &error);
         else

@@ -33,7 +33,8 @@ enum dskv_code dskv_prefix_read(const struct dskv_client *client, struct dskv_ca
     if (length > cache->length) {
         dskv_fail(error, DSKV_CUT_PAST_END, "a prefix of %d tokens is longer than its cache of %d", length,
                   cache->length);
-        dskv_error_set(error, DSKV_HAS_LENGTH, cache->length);
+        dskv_error_set(error, DSKV_HAS_LENGTH, length);
+        dskv_error_set(error, DSKV_HAS_LIMIT, cache->length);
         dskv_error_set_field(error, "prefix.length");
         return DSKV_CUT_PAST_END;
     }

@@ -70,6 +70,26 @@ static int carries_free_list(enum dskv_op op)
            op == DSKV_OP_IMPORT;
 }
 
+static void carry(struct dskv_call *call, size_t n)
+{
+    if (!n)
+        return;
+    call->carried = dskv_calloc(n, sizeof *call->carried);
+    call->n_carried = n;
+    memcpy(call->carried, call->client->freed, n * sizeof *call->carried);
+    dskv_client_forget_freed(call->client, n);
+}
+
+/* A request that was refused, or lost, may not have been looked at: what it carried goes with a later one. */
+static void carry_later(struct dskv_call *call)
+{
+    for (size_t i = 0; i < call->n_carried; i++)
+        dskv_client_give_up(call->client, &call->carried[i]);
+    free(call->carried);
+    call->carried = NULL;
+    call->n_carried = 0;
+}
+
 /* Not inlined: a call on its owner's stack leaves the list before its owner returns, which gcc 12 warns it cannot see.
  */
 __attribute__((noinline)) enum dskv_code dskv_call_begin(struct dskv_client *client, struct dskv_request *request,
@@ -91,7 +111,7 @@ __attribute__((noinline)) enum dskv_code dskv_call_begin(struct dskv_client *cli
     code = send_request(client, request, call->timeout_ms, error);
     if (code)
         return code;
-    dskv_client_forget_freed(client, n_freed);
+    carry(call, n_freed);
     call->last = &call->first;
     call->next = client->calls;
     client->calls = call;
@@ -166,6 +186,8 @@ static void hand_over(struct dskv_client *client, struct dskv_event *event)
         pass_over(client, event);
         return;
     }
+    if (event->kind != DSKV_EVENT_ERROR)
+        call->n_carried = 0;
     struct dskv_arrived *arrived = dskv_calloc(1, sizeof *arrived);
     arrived->event = *event;
     *call->last = arrived;
@@ -279,6 +301,7 @@ void dskv_call_end(struct dskv_call *call)
         call->timeout_ms = 0; /* a courtesy: not worth a wait */
         dskv_call_cancel(call, NULL);
     }
+    carry_later(call);
     call->ended = 1;
 }
 

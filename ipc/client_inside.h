@@ -25,6 +25,8 @@ struct dskv_call {
     int lost;               /* the connection broke: `error` says how */
     struct dskv_error error;
     struct dskv_arrived *first, **last;
+    struct dskv_id *carried; /* [n_carried] of its free list, until an event shows that the server looked at it */
+    size_t n_carried;
     struct dskv_call *next;
 };
 
@@ -65,7 +67,8 @@ enum dskv_code dskv_call_wait(struct dskv_call *call, struct dskv_event *event, 
 enum dskv_code dskv_call_follow(struct dskv_call *call, struct dskv_request *request, struct dskv_error *error);
 /* Asks the server to end it; its last event is still to come. */
 enum dskv_code dskv_call_cancel(struct dskv_call *call, struct dskv_error *error);
-/* Cancels what has not ended and forgets the call; late events of it are passed over, their caches given up. */
+/* Cancels what has not ended and forgets the call; late events of it are passed over, their caches given up.  Twice is
+ * harmless. */
 void dskv_call_end(struct dskv_call *call);
 /* begin, wait for the result, end. */
 enum dskv_code dskv_call_run(struct dskv_client *client, struct dskv_request *request, int32_t timeout_ms,
@@ -81,7 +84,7 @@ void dskv_client_hold(struct dskv_client *client);
 void dskv_client_release(struct dskv_client *client);
 /* Queues an id to be given up with the next request. */
 void dskv_client_give_up(struct dskv_client *client, const struct dskv_id *id);
-/* How many of them, from the first, one request may carry; and forgets the first n, which were told. */
+/* How many of them, from the first, one request may carry; and forgets the first n, which were sent. */
 size_t dskv_client_next_freed(const struct dskv_client *client);
 void dskv_client_forget_freed(struct dskv_client *client, size_t n);
 /* DSKV_UNREACHABLE when the client was closed. */

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <zmq.h>
@@ -192,8 +193,13 @@ static int receive_frame(struct dskv_transport *transport, zmq_msg_t *message, i
 
 static void report_over(const struct intake *intake, struct dskv_error *error)
 {
-    dskv_fail(error, DSKV_BAD_MESSAGE, "the message takes %zu bytes or more than %d frames; the limits are %d and %d",
-              intake->bytes, intake->n_frames - 1, DSKV_MAX_REQUEST_BYTES, DSKV_MAX_FRAMES);
+    if (intake->bytes <= DSKV_MAX_REQUEST_BYTES) { /* they were not counted to their end */
+        dskv_fail(error, DSKV_BAD_MESSAGE, "the message has more than %d frames", DSKV_MAX_FRAMES);
+        dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_FRAMES);
+        return;
+    }
+    dskv_fail(error, DSKV_BAD_MESSAGE, "the message takes %zu bytes, the limit is %d", intake->bytes,
+              DSKV_MAX_REQUEST_BYTES);
     dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_REQUEST_BYTES);
     dskv_error_set(error, DSKV_HAS_LENGTH, (int64_t)intake->bytes);
 }
@@ -293,6 +299,17 @@ static int set_int(void *socket, int option, int value)
     return zmq_setsockopt(socket, option, &value, sizeof value);
 }
 
+/* Where a client comes over ipc and no descriptor is left for it, ZeroMQ ends this process: take all that there may be,
+ * not the thousand that most processes begin with. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 static enum dskv_exit open_sockets(struct dskv_transport *transport, struct dskv_error *error)
 {
     static const char monitor_address[] = "inproc://monitor";
@@ -344,6 +361,7 @@ enum dskv_exit dskv_transport_open(const char *const *endpoints, int n, int inse
     t->bound = dskv_calloc((size_t)n, sizeof *t->bound);
     t->n_endpoints = n;
     *transport = NULL;
+    raise_descriptor_limit();
     enum dskv_exit code = open_sockets(t, error);
     for (int i = 0; i < n && !code; i++) {
         code = dskv_endpoint_open(endpoints[i], insecure, &t->endpoints[i], error);

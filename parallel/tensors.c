@@ -80,6 +80,19 @@ static enum dskv_exit check_stored(const struct binding *binding, const struct d
                           tensor->name, found, (long long)rows, (long long)cols);
 }
 
+/* A tied head that is stored all the same is compared, byte by byte, with the embedding, which is bound first. */
+static enum dskv_exit check_tied(const struct binding *binding, const struct dskv_bound_tensor *head,
+                                 struct dskv_error *error)
+{
+    const struct dskv_bound_tensor *embedding = &binding->tensors->list[0];
+    if (head->stored->dtype == embedding->stored->dtype)
+        return DSKV_EXIT_OK;
+    return dskv_fail_exit(error, DSKV_EXIT_MODEL,
+                          "%s: tensor %.60s is %s, but %.60s, to which config.json ties it, is %s",
+                          dskv_path_tail(dskv_checkpoint_path(binding->checkpoint, head->stored)), head->name,
+                          head->stored->dtype_name, embedding->name, embedding->stored->dtype_name);
+}
+
 static enum dskv_exit fail_missing(const struct binding *binding, const struct dskv_bound_tensor *tensor,
                                    struct dskv_error *error)
 {
@@ -105,6 +118,8 @@ static enum dskv_exit bind_one(struct binding *binding, const struct dskv_tensor
             code = fail_missing(binding, &tensor, error);
         else if (tensor.stored && (present || tied_head))
             code = check_stored(binding, &tensor, error);
+        if (code == DSKV_EXIT_OK && tensor.stored && tied_head)
+            code = check_tied(binding, &tensor, error);
     }
     if (code == DSKV_EXIT_OK && (present || (tied_head && tensor.stored)))
         binding->tensors->list[binding->tensors->n++] = tensor;

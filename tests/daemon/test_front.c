@@ -314,6 +314,7 @@ static void test_errors_are_answered(void)
     CU_ASSERT_EQUAL(play.sent[0].kind, DSKV_EVENT_ERROR);
     CU_ASSERT_EQUAL(play.sent[0].error.code, DSKV_UNKNOWN_FIELD);
     CU_ASSERT_EQUAL(play.sent[1].id, 0);
+    CU_ASSERT_EQUAL(play.sent[1].op, DSKV_N_OPS);
     CU_ASSERT_EQUAL(play.sent[1].error.code, DSKV_BAD_MESSAGE);
     CU_ASSERT_EQUAL(play.n_cleared, 0); /* a request that was not decoded owns nothing */
 }

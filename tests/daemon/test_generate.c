@@ -164,6 +164,25 @@ static void generation_is_the_greedy_loop(void)
     finish();
 }
 
+static void more_drawn_tokens_than_a_frame_holds_are_refused(void)
+{
+    enum { MOST = DSKV_MAX_FRAME_BYTES / 4 };
+    int32_t prompt[20];
+    begin_with(&(struct fake_engine_options){.max_model_len = 2 * MOST, .n_blocks = 2 * MOST / 16});
+    make_tokens(3, prompt, 20);
+    struct dskv_generate asked = {.tokens = local_tokens(prompt, 20), .max_tokens = MOST + 1, .top_p = 1};
+    struct dskv_event event = generate(asked);
+    CU_ASSERT_EQUAL_FATAL(event.kind, DSKV_EVENT_ERROR);
+    CU_ASSERT_EQUAL(event.error.code, DSKV_REPLY_TOO_LARGE);
+    CU_ASSERT(event.error.needed == 4 * (MOST + 1) && event.error.limit == DSKV_MAX_FRAME_BYTES);
+    dskv_event_clear(&event);
+    asked.max_tokens = MOST;
+    event = generate(asked); /* an end token comes soon */
+    CU_ASSERT_EQUAL(event.kind, DSKV_EVENT_RESULT);
+    dskv_event_clear(&event);
+    finish();
+}
+
 static void generation_stops_where_it_should(void)
 {
     int32_t prompt[20], tokens[40], n_end = 0;
@@ -278,6 +297,7 @@ int main(void)
             {"a draft is accepted as far as it is greedy", a_draft_is_accepted_as_far_as_it_is_greedy},
             {"a draft needs something before it", a_draft_needs_something_before_it},
             {"generation is the greedy loop", generation_is_the_greedy_loop},
+            {"more drawn tokens than a frame holds are refused", more_drawn_tokens_than_a_frame_holds_are_refused},
             {"generation stops where it should", generation_stops_where_it_should},
             {"a stream gives the same tokens", a_stream_gives_the_same_tokens},
             {"a seed repeats and no seed is told", a_seed_repeats_and_no_seed_is_told},

@@ -237,6 +237,7 @@ def test_bad_messages(raw):
         assert (event["kind"], event["last"]) == ("error", True), name
         assert event["code"] == "bad_message", f"{name}: {event}"
         assert event["id"] in (0, 5), name
+        assert event.get("op") == {"a frame named twice": "verify"}.get(name, "ping" if event["id"] else None), name
 
 
 def test_unknown_operations_and_fields(raw):

@@ -122,8 +122,8 @@ static void forward_extends_forks_and_cuts(void)
     CU_ASSERT_EQUAL(dskv_forward(client, &options, &none, &error), DSKV_CUT_PAST_END);
     CU_ASSERT_PTR_NULL(none);
     CU_ASSERT_EQUAL(error.code, DSKV_CUT_PAST_END);
-    CU_ASSERT_EQUAL(error.has, DSKV_HAS_LENGTH);
-    CU_ASSERT_EQUAL(error.length, 7);
+    CU_ASSERT_EQUAL(error.has, DSKV_HAS_LENGTH | DSKV_HAS_LIMIT);
+    CU_ASSERT(error.length == 8 && error.limit == 7);
     options.prefix.length = -2;
     CU_ASSERT_EQUAL(dskv_forward(client, &options, &none, NULL), DSKV_BAD_VALUE);
     CU_ASSERT_EQUAL(toy_server_requests(server), n);
@@ -346,6 +346,32 @@ static void caches_are_given_up_with_later_calls(void)
     CU_ASSERT_EQUAL(dskv_cache_tokens(caches[0])[0], 0); /* a handle outlives its client */
     dskv_cache_free(&caches[0]);
     end();
+}
+
+static void expect_given_up_again(enum toy_mood mood, enum dskv_code code)
+{
+    begin();
+    struct dskv_cache *cache = make_cache(3);
+    dskv_cache_free(&cache);
+    struct dskv_forward_options options = new_tokens(counting, 1);
+    struct dskv_output *output = NULL;
+    options.timeout_ms = 50;
+    toy_server_set(server, mood);
+    CU_ASSERT_EQUAL(dskv_forward(client, &options, &output, &error), code);
+    CU_ASSERT_EQUAL(toy_server_caches(server), 1);
+    toy_server_set(server, TOY_WELL);
+    OK(dskv_flush(client, 0, &error));
+    CU_ASSERT_EQUAL(toy_server_caches(server), 0);
+    int n = toy_server_requests(server);
+    OK(dskv_flush(client, 0, &error));
+    CU_ASSERT_EQUAL(toy_server_requests(server), n);
+    end();
+}
+
+static void what_a_failed_call_carried_goes_with_a_later_one(void)
+{
+    expect_given_up_again(TOY_SILENT, DSKV_TIMEOUT);
+    expect_given_up_again(TOY_NO_SESSION, DSKV_BAD_VALUE);
 }
 
 static void verify_cuts_at_the_first_difference(void)
@@ -763,6 +789,7 @@ int main(void)
         {"verify and generate consume", verify_and_generate_consume},
         {"a cancelled generation consumes nothing", a_cancelled_generation_consumes_nothing},
         {"caches are given up with later calls", caches_are_given_up_with_later_calls},
+        {"what a failed call carried goes with a later one", what_a_failed_call_carried_goes_with_a_later_one},
         {"verify cuts at the first difference", verify_cuts_at_the_first_difference},
         {"generate gives tokens and a cache", generate_gives_tokens_and_a_cache},
         {"a stream stands beside other calls", a_stream_stands_beside_other_calls},

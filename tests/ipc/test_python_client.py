@@ -1,6 +1,8 @@
 """The Python client on the wire, against a server of a few lines that answers what each test scripts."""
 
+import collections
 import gc
+import math
 import os
 import threading
 import time
@@ -287,6 +289,10 @@ def test_generate_returns_all_but_the_last_token_cached(serve, endpoint):
             list(r.tokens) == [5, 6] and list(r.cache.tokens) == [1, 5] and (r.finish_reason, r.seed) == ("length", 7)
         )
         assert refused(client.generate, [1], speculate=4).code == "unsupported"
+        assert len(client.generate([1], stop=[np.array([3, 4]), np.int64(5), (6,)]).tokens) == 2
+        for stop in (None, 3, [True], [[[3]]], [2.0]):
+            assert refused(client.generate, [1], stop=stop).details["field"] == "stop"
+    assert [list(entry) for entry in server.of("generate")[1]["stop"]] == [[3, 4], [5], [6]]
     sent = server.of("generate")[0]
     assert [list(entry) for entry in sent["stop"]] == [[3], [4, 5]] and sent["temperature"] == 0.5
 
@@ -356,6 +362,17 @@ def test_closing_a_stream_cancels_it(serve, endpoint):
     assert len(server.of("cancel")) == 1
 
 
+def test_a_cancelled_stream_consumes_nothing(serve, endpoint):
+    server = serve(EndlessStream())
+    with dskv.connect(endpoint, timeout=5) as client:
+        prefix = client.forward([1]).cache
+        with client.generate([2], prefix=prefix, consume=True, stream=True) as stream:
+            next(stream)
+        assert stream.result.finish_reason == "cancelled"
+        prefix.free()
+        assert [request["caches"] for request in server.of("free")] == [[prefix.id]]
+
+
 def test_a_dropped_stream_is_cancelled_by_the_next_call(serve, endpoint):
     server = serve(EndlessStream())
     with dskv.connect(endpoint, timeout=5) as client:
@@ -384,6 +401,17 @@ def test_a_timeout_cancels_and_late_events_are_passed_over(serve, endpoint):
     assert freed(server) == [bytes([9]) * 16]
 
 
+def test_a_timeout_may_be_as_long_as_anybody_likes(serve, endpoint):
+    serve(Forwards())
+    with dskv.connect(endpoint, timeout=1e300, connect_timeout=1e9) as client:
+        for timeout in (None, 3e6, 1e10, math.inf, np.float32(5)):
+            assert len(client.forward([1], timeout=timeout).cache) == 1
+        for timeout, code in ((math.nan, "bad_value"), (-1, "bad_value"), (-math.inf, "bad_value"), ("5", "bad_type")):
+            error = refused(client.forward, [1], timeout=timeout)
+            assert error.code == code and error.details["field"] == "timeout"
+    assert refused(dskv.connect, endpoint, timeout=None).code == "bad_type"
+
+
 def test_no_server_is_unreachable(endpoint):
     start = time.monotonic()
     assert refused(dskv.connect, endpoint, connect_timeout=0.2).code == "unreachable"
@@ -408,6 +436,26 @@ def test_a_lost_server_fails_the_call_at_once_and_the_next_call_connects_again(s
     assert len(client.forward([1]).cache) == 1
     assert again.of("forward")[0]["session"] == bytes([1]) + SESSION[1:]  # the session outlives the connection
     client.close()
+
+
+@pytest.mark.parametrize("half", ["send_multipart", "recv_multipart"])
+def test_an_interrupt_amid_a_message_ends_the_connection_alone(serve, endpoint, monkeypatch, half):
+    whole = getattr(zmq.Socket, half)
+
+    def interrupted(socket, *arguments, **options):
+        if socket.type != zmq.DEALER:
+            return whole(socket, *arguments, **options)
+        socket.send(arguments[0][0], zmq.SNDMORE) if half == "send_multipart" else socket.recv(zmq.DONTWAIT)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    serve(Forwards())
+    with dskv.connect(endpoint, timeout=2) as client:
+        kept = client.forward([1]).cache
+        monkeypatch.setattr(zmq.Socket, half, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.forward([1], prefix=kept, logits="all")
+        assert list(client.forward([2], prefix=kept).cache.tokens) == [1, 2]
 
 
 def test_an_ended_session_is_opened_again(serve, endpoint):
@@ -451,10 +499,13 @@ def test_freed_and_collected_caches(serve, endpoint):
     assert len(server.of("free")) == count
 
 
-def test_a_busy_server_is_told_again_what_to_free(serve, endpoint):
+@pytest.mark.parametrize("code", ["busy", "bad_value", "timeout"])
+def test_a_server_that_refused_a_request_is_told_again_what_to_free(serve, endpoint, code):
     def script(request, reply):
-        if "free" in request and len(server.of("forward")) < 3:
-            reply("error", code="busy", message="Too much is queued.", details={})
+        if request["op"] != "forward" or ("free" in request and code == "timeout"):
+            return
+        if "free" in request:
+            reply("error", code=code, message="It was not looked at.", details={})
         else:
             Forwards()(request, reply)
 
@@ -462,9 +513,23 @@ def test_a_busy_server_is_told_again_what_to_free(serve, endpoint):
     with dskv.connect(endpoint, timeout=5) as client:
         id = client.forward([1]).cache.id
         gc.collect()
-        assert refused(client.forward, [2]).code == "busy"
+        assert refused(client.forward, [2], timeout=0.2 if code == "timeout" else 5).code == code
         client.ping()
         assert server.of("forward")[1]["free"] == server.of("ping")[0]["free"] == [id]
+        client.ping()
+        assert "free" not in server.of("ping")[1]
+
+
+def test_another_thread_may_take_what_there_is_to_free(serve, endpoint):
+    class Emptied(collections.deque):
+        def __bool__(self):  # something was there a moment ago
+            return True
+
+    server = serve(Forwards())
+    with dskv.connect(endpoint, timeout=5) as client:
+        client._garbage, client._abandoned = Emptied(), Emptied()
+        assert len(client.forward([1]).cache) == 1
+    assert "free" not in server.of("forward")[0]
 
 
 def test_a_slice_keeps_its_cache_alive_and_a_consumed_one_is_not_freed_again(serve, endpoint):

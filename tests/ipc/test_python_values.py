@@ -10,7 +10,7 @@ import dskv
 import numpy as np
 import pytest
 from dskv.past_key_values import read_layers, tokens_of
-from dskv.protocol import integer, token_ids
+from dskv.protocol import integer, number, token_ids
 from dskv.request import forward_sequence
 
 
@@ -55,8 +55,12 @@ def test_anything_else_is_bad_type(tokens):
 
 
 @pytest.mark.parametrize(
-    "tokens", [[1, 2**31], [1, -(2**31) - 1], [1, 10**30], np.array([1, 2**40]), np.array([1, 2**63], np.uint64)]
-)
+    "tokens",
+    [
+        [1, 2**31], [1, -(2**31) - 1], [1, 10**30], [1, -(10**400)], np.array([1, 2**40]),
+        np.array([1, 2**63], np.uint64),
+    ],
+)  # fmt: skip
 def test_what_int32_cannot_hold_is_out_of_range(tokens):
     error = refused(token_ids, tokens)
     assert error.code == "token_out_of_range" and error.details["index"] == 1
@@ -66,6 +70,7 @@ def test_torch_tensors_are_tokens():
     torch = pytest.importorskip("torch")
     assert list(token_ids(torch.tensor([1, 2, 3]))) == [1, 2, 3]
     assert refused(token_ids, torch.tensor([1.0])).code == "bad_type"
+    assert refused(token_ids, torch.tensor([1.0], dtype=torch.bfloat16)).code == "bad_type"
     assert refused(token_ids, torch.tensor([[1]])).code == "bad_type"
     assert refused(token_ids, torch.tensor([True])).code == "bad_type"
 
@@ -123,7 +128,9 @@ def test_what_was_meant_is_said():
     assert forward(logits="first") == "logits is 'first'; allowed are None, \"last\", \"all\", (start, stop)"
     assert forward(logits=np.zeros(5000)).startswith("logits is an ndarray; allowed are")
     assert forward(topk=np.zeros(5000)) == "topk is an integer, not an ndarray"
+    assert forward(logits="all", logits_dtype=np.float16) == "logits_dtype is a name, not a type"
     assert refused(integer, np.float32(1.5), "topk").message == "topk is an integer, not 1.5"
+    assert refused(number, 10**400, "min_p").message == "min_p is beyond what a float holds"
 
 
 def test_a_cache_is_true_at_length_0_and_its_tokens_are_read_only():
@@ -169,6 +176,8 @@ def test_torch_is_read_with_its_bits():
     value = torch.arange(12, dtype=torch.float32).reshape(1, 2, 2, 3)
     ((k, v),) = read_layers([(value, value.half().float())], 2)
     assert k.dtype == np.float32 and (k == value[0].numpy()).all() and (v == k).all()
+    quantized = torch.quantize_per_tensor(value, 1.0, 0, torch.quint8)  # numpy has no such type
+    assert refused(read_layers, [(quantized, quantized)], 2).code == "wrong_dtype"
     ml_dtypes = pytest.importorskip("ml_dtypes")
     ((k, _),) = read_layers([(value.bfloat16(), value.bfloat16())], 2)
     assert k.dtype == ml_dtypes.bfloat16 and (k.astype(np.float32) == value.bfloat16().float()[0].numpy()).all()

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -336,7 +339,8 @@ static void drains_what_is_over_the_limits(void)
         CU_ASSERT_FATAL(receive_within(server, 20, &route, &frames, &error));
         CU_ASSERT_EQUAL(frames.n, 0);
         CU_ASSERT_EQUAL(error.code, DSKV_BAD_MESSAGE);
-        CU_ASSERT(error.has & DSKV_HAS_LIMIT);
+        CU_ASSERT_EQUAL(error.limit, i ? DSKV_MAX_REQUEST_BYTES : DSKV_MAX_FRAMES);
+        CU_ASSERT_EQUAL(error.length, i ? 5 * DSKV_MAX_FRAME_BYTES : 0);
     }
     CU_ASSERT_FATAL(receive_within(server, 5, &route, &frames, &error));
     CU_ASSERT(frames.n == 2 && frames.frames[1].bytes == 3 && error.code == DSKV_OK);
@@ -392,6 +396,41 @@ static void a_killed_client_is_found(void)
     free(endpoint);
 }
 
+/* More clients than a process may have descriptors to begin with; they only connect. */
+static void takes_many_clients(void)
+{
+    enum { CLIENTS = 200, DESCRIPTORS = 100 };
+    struct rlimit limit;
+    CU_ASSERT_EQUAL_FATAL(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    CU_ASSERT_FATAL(limit.rlim_max > 3 * CLIENTS);
+    limit.rlim_cur = DESCRIPTORS;
+    CU_ASSERT_EQUAL_FATAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    char directory[] = "/tmp/dskv-transport-XXXXXX";
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(directory));
+    char *endpoint = dskv_format("ipc://%s/socket", directory);
+    struct dskv_transport *server = open_server(endpoint);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", endpoint + strlen("ipc://"));
+    int fds[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_STREAM, 0);
+        CU_ASSERT_EQUAL(connect(fds[i], (struct sockaddr *)&address, sizeof address), 0);
+    }
+    struct dskv_link *link = open_link(server);
+    struct dskv_route route;
+    struct dskv_frames frames;
+    struct dskv_error error = {0};
+    send_link(link, make_frames(1, 1, 0));
+    CU_ASSERT(receive_within(server, 5, &route, &frames, &error));
+    dskv_frames_clear(&frames);
+    for (int i = 0; i < CLIENTS; i++)
+        close(fds[i]);
+    dskv_link_close(&link);
+    dskv_transport_close(&server, 0);
+    rmdir(directory);
+    free(endpoint);
+}
+
 int main(void)
 {
     return dskv_run_tests(
@@ -407,6 +446,7 @@ int main(void)
                              {"a silent server times out", a_silent_server_times_out},
                              {"drains what is over the limits", drains_what_is_over_the_limits},
                              {"a frame over the limit ends the connection", a_frame_over_the_limit_ends_the_connection},
+                             {"takes many clients", takes_many_clients},
                              {NULL, NULL},
                          });
 }

@@ -127,6 +127,8 @@ static void tied_and_untied_heads(void)
     dir = test_dir_copy(untied);
     test_dir_edit(dir, "config.json", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
     expect_fit(dir, &model); /* that its head differs is found when both are read: parallel.weights */
+    edit_header(dir, "\"lm_head.weight\":{\"dtype\":\"BF16\"", "\"lm_head.weight\":{\"dtype\": \"F16\"");
+    expect_misfit(dir, "lm_head.weight is F16, but transformer.wte.weight, to which config.json ties it, is BF16");
     test_dir_remove(&dir);
     expect_misfit_with_header(tied_with_head, "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[257,120]",
                               "\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[120,257]", "lm_head.weight has shape");

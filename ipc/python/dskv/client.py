@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections import deque
-from typing import Any, Deque, Iterable, Mapping, Sequence
+from typing import Any, Deque, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .connection import Connection
 from .errors import Error
 from .exchange import Exchange
 from .past_key_values import PastKeyValues, tokens_of
-from .protocol import boolean, integer, number, token_ids
+from .protocol import boolean, integer, number, seconds, token_ids
 from .request import (
     PrefixLike,
     Rows,
@@ -38,6 +38,16 @@ from .stream import GenerateStream
 from .transfer import receive_export, send_import
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5560"
+
+_T = TypeVar("_T")
+
+
+def _popped(queue: Deque[_T]) -> _T | None:
+    """The first entry, which another thread may have taken since anybody looked; None when there is none."""
+    try:
+        return queue.popleft()
+    except IndexError:
+        return None
 
 
 def connect(
@@ -76,8 +86,8 @@ class Client:
         self, endpoint: str, timeout: float = 30.0, *, connect_timeout: float = 5.0, name: str = "dskv-python"
     ) -> None:
         self.endpoint = endpoint
-        self.timeout = timeout
-        self._connect_timeout = connect_timeout
+        self.timeout = seconds(timeout, "timeout")
+        self._connect_timeout = seconds(connect_timeout, "connect_timeout")
         self._name = name
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
@@ -214,7 +224,7 @@ class Client:
             fields["seed"] = integer(seed, "seed")
 
         def finish(event: dict[str, Any]) -> GenerateResult:
-            self._gave_up(prefix, consume)
+            self._gave_up(prefix, consume and event["finish_reason"] != "cancelled")
             made = event["tokens"]
             cache = self._cache(event, joined(prefix, ids, made))
             return GenerateResult(
@@ -404,24 +414,26 @@ class Client:
             return exchange.result()
 
     def _begin(self, op: str, fields: dict[str, Any], timeout: float | None) -> Exchange:
-        while self._abandoned:
-            self._abandoned.popleft().abandon()
-        return Exchange(self, self._live(), op, fields, self.timeout if timeout is None else timeout)
+        timeout = self.timeout if timeout is None else seconds(timeout, "timeout")
+        while (stream := _popped(self._abandoned)) is not None:
+            stream.abandon()
+        return Exchange(self, self._live(), op, fields, timeout)
 
     def _next_id(self) -> int:
         return next(self._ids)
 
     def _send(
-        self, connection: Connection, id: int, op: str, fields: dict[str, Any]
+        self, connection: Connection, id: int, op: str, fields: dict[str, Any], carries: bool
     ) -> tuple[bytes | None, list[bytes]]:
-        """Sends a request with what there is to free; returns the session that it went under, and what it freed."""
+        """Sends a request, which carries what there is to free or not; returns the session that it went under, and what
+        it carried."""
         session = self._session
         message = {"v": protocol.VERSION, "id": id, "op": op, **fields}
         if session is not None and op != "hello":
             message["session"] = session
         freed: list[bytes] = []
-        while self._garbage and len(freed) < self._limits["free_ids"]:
-            freed.append(self._garbage.popleft())
+        while carries and len(freed) < self._limits["free_ids"] and (garbage := _popped(self._garbage)) is not None:
+            freed.append(garbage)
         if freed:
             message["free"] = freed
         try:

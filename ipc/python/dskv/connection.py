@@ -26,6 +26,7 @@ Event = tuple[dict[str, Any], list[bytes]]  # header, all frames
 
 _HEARTBEAT_MS = 5000  # a server whose host vanished is noticed
 _HEARTBEAT_TIMEOUT_MS = 30000
+_LONGEST_SLEEP_S = 3600.0  # poll counts milliseconds in an int: longer waits are made of several
 
 
 class Connection:
@@ -111,6 +112,9 @@ class Connection:
                 self._socket.send_multipart(frames, zmq.DONTWAIT, copy=True)
             except zmq.ZMQError as error:
                 raise Error("unreachable", f"nothing can be sent to {self.endpoint}: {error.strerror}") from None
+            except BaseException:
+                self._break_off()
+                raise
             self._take_in()
 
     def receive(self, request: int, timeout: float | None) -> Event:
@@ -120,8 +124,8 @@ class Connection:
             inbox = self._inboxes[request]
             while not inbox:
                 self._check_alive()
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = _LONGEST_SLEEP_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_SLEEP_S)
+                if left <= 0:
                     raise self._late(timeout)
                 if self._reading:
                     self._changed.wait(left)
@@ -129,14 +133,14 @@ class Connection:
                     self._read(inbox, left)
             return inbox.popleft()
 
-    def _read(self, inbox: Deque[Event], left: float | None) -> None:
+    def _read(self, inbox: Deque[Event], left: float) -> None:
         """As the reader: waits until something came for anyone, at most the time that is left."""
         self._reading = True
         try:
             if not self._drain() and not inbox:
                 self._lock.release()
                 try:
-                    self._poll.poll(None if left is None else max(1, int(left * 1000)))
+                    self._poll.poll(max(1, int(left * 1000)))
                 finally:
                     self._lock.acquire()
                 self._drain()
@@ -164,6 +168,9 @@ class Connection:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 break
+            except BaseException:
+                self._break_off()
+                raise
             found = True
             try:
                 header = decode_header(frames[0])
@@ -180,11 +187,18 @@ class Connection:
                 change = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
                 return found
+            except BaseException:
+                self._break_off()
+                raise
             found = True
             if change["event"] == zmq.EVENT_DISCONNECTED:
                 self._lost = Error("unreachable", f"the connection to {self.endpoint} was lost")
             else:
                 self._connected = True
+
+    def _break_off(self) -> None:
+        """After an interrupt amid a message's frames: what comes next would be taken for the rest of it."""
+        self._lost = Error("unreachable", f"the connection to {self.endpoint} was interrupted")
 
     def _wake(self) -> None:
         try:

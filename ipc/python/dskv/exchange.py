@@ -30,7 +30,7 @@ class Exchange:
         "_followers",
         "_follower_error",
         "_session",
-        "_freed",
+        "_carried",
     )
 
     def __init__(self, client: Client, connection: Connection, op: str, fields: dict[str, Any], timeout: float) -> None:
@@ -48,7 +48,9 @@ class Exchange:
         self._id = self._client._next_id()
         self._connection.open(self._id)
         try:
-            self._session, self._freed = self._client._send(self._connection, self._id, self._op, self._fields)
+            self._session, self._carried = self._client._send(
+                self._connection, self._id, self._op, self._fields, carries=True
+            )
         except BaseException:
             self._forget()
             raise
@@ -66,6 +68,7 @@ class Exchange:
                 self._follower_failed(error_of(header))
             elif header["kind"] == "result" or self._follower_error is None:
                 break
+        self._carried = []
         if header["kind"] == "result":
             self._forget()
         return resolve_tensors(header, frames)
@@ -77,11 +80,15 @@ class Exchange:
             self.abandon()
             raise
 
+    def _tell_again(self) -> None:
+        """What the request carried to be freed goes with the next one: this one may not have been looked at."""
+        self._client._garbage.extend(self._carried)
+        self._carried = []
+
     def _end(self, error: Error) -> None:
         """After the request's own error: raises it, or sends the request again when only its session had ended."""
         self._forget()
-        if error.code in ("busy", "draining"):
-            self._client._garbage.extend(self._freed)  # it may not have been looked at: with the next request, then
+        self._tell_again()
         if error.code == "cancelled" and self._follower_error is not None:
             raise self._follower_error
         if not self._session_ended(error):
@@ -112,14 +119,17 @@ class Exchange:
 
     def tell(self, op: str, **fields: Any) -> None:
         """Sends a message about this request whose own fate does not matter: credit, cancel."""
-        self._client._send(self._connection, self._client._next_id(), op, {"request": self._id, **fields})
+        self._further(self._client._next_id(), op, fields)
 
     def follow(self, op: str, **fields: Any) -> None:
         """Sends a part or commit of this request; when it fails, so does the request, and ``next`` raises why."""
         id = self._client._next_id()
         self._connection.open(id, follows=self._id)
         self._followers.append(id)
-        self._client._send(self._connection, id, op, {"request": self._id, **fields})
+        self._further(id, op, fields)
+
+    def _further(self, id: int, op: str, fields: dict[str, Any]) -> None:
+        self._client._send(self._connection, id, op, {"request": self._id, **fields}, carries=False)
 
     def cancel(self) -> None:
         """Asks the server to stop; the last event is still to come."""
@@ -130,6 +140,7 @@ class Exchange:
         """Cancels without waiting; late events are dropped, late caches freed."""
         if self.finished:
             return
+        self._tell_again()
         try:
             self.tell("cancel")
         except Error:

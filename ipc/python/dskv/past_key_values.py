@@ -79,7 +79,10 @@ def _array_of(value: Any, what: str) -> np.ndarray:
         tensor = value.detach().cpu().contiguous()
         if tensor.dtype == torch.bfloat16:  # numpy has no such type: carry the bits over
             return tensor.view(torch.int16).numpy().view(numpy_dtype("bf16"))
-        return tensor.numpy()
+        try:
+            return tensor.numpy()
+        except TypeError:  # one of the types that numpy does not have either
+            raise Error("wrong_dtype", f"{what} are {tensor.dtype}, not f32, f16, bf16", {"field": "pkv"}) from None
     raise Error("bad_type", f"{what} are {kind_of(value)}, not an array or a tensor", {"field": "pkv"})
 
 

@@ -131,7 +131,10 @@ def token_ids(tokens: Any, field: str = "tokens") -> np.ndarray:
         found = type(tokens).__name__
         raise Error("bad_type", f"{field} are ids, not a {found}; did you mean prefix=?", {"field": field})
     if type(tokens).__module__.split(".")[0] == "torch" and hasattr(tokens, "detach"):
-        tokens = tokens.detach().cpu().numpy()
+        try:
+            tokens = tokens.detach().cpu().numpy()
+        except TypeError:  # numpy has no bfloat16
+            raise _not_tokens(field, f"a tensor of {tokens.dtype}") from None
     if not isinstance(tokens, np.ndarray):
         tokens = _checked_list(tokens, field)
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
@@ -155,11 +158,11 @@ def _checked_list(tokens: Any, field: str) -> np.ndarray:
     for kind in set(map(type, tokens)):
         if kind is not int and not issubclass(kind, np.integer):
             raise _not_tokens(field, f"{kind_of(tokens)} with {kind.__name__} in it")
-    array = np.array(list(tokens), dtype=object)
     try:
-        return array.astype(np.int64)
+        return np.array(list(tokens), dtype=object).astype(np.int64)
     except OverflowError:
-        return array.astype(np.float64).clip(-(2.0**62), 2.0**62).astype(np.int64)  # out of range all the same
+        outside = 2**62  # of int32 all the same
+        return np.array([min(max(int(token), -outside), outside) for token in tokens], np.int64)
 
 
 def _not_tokens(field: str, found: str) -> Error:
@@ -178,10 +181,21 @@ def integer(value: Any, field: str) -> int:
 
 
 def number(value: Any, field: str) -> float:
-    """A float of a Python or numpy number.  Errors: bad_type."""
+    """A float of a Python or numpy number.  Errors: bad_type, bad_value beyond what a float holds."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise Error("bad_type", f"{field} is a number, not {shown(value)}", {"field": field})
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise Error("bad_value", f"{field} is beyond what a float holds", {"field": field}) from None
+
+
+def seconds(value: Any, field: str) -> float:
+    """A time-out; math.inf: for ever.  Errors: bad_type, bad_value for what is no length of time."""
+    given = number(value, field)
+    if not given >= 0:
+        raise Error("bad_value", f"{field} is {given:g}, not a number of seconds from 0 on", {"field": field})
+    return given
 
 
 def boolean(value: Any, field: str) -> bool:

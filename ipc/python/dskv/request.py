@@ -42,6 +42,8 @@ def forward_sequence(sequence: Mapping[str, Any], ids: np.ndarray) -> dict[str, 
     if rows is not None:
         want["logits"] = rows
     dtype = sequence.get("logits_dtype", "f32")
+    if not isinstance(dtype, str):
+        raise Error("bad_type", f"logits_dtype is a name, not {shown(dtype)}", {"field": "logits_dtype"})
     if dtype != "f32":
         want["logits_dtype"] = dtype
     for name in ("argmax", "score"):
@@ -94,9 +96,14 @@ def consume_field(consume: bool) -> dict[str, Any]:
     return {"consume": True} if boolean(consume, "consume") else {}
 
 
-def stop_field(stop: Iterable[Any]) -> dict[str, Any]:
+def stop_field(stop: Any) -> dict[str, Any]:
     """Sequences of ids; an id by itself is a sequence of one."""
-    stops = [token_ids(_as_sequence(entry), "stop") for entry in stop]
+    try:
+        entries = list(stop)
+    except TypeError:
+        what = f"stop is a list of token ids or of sequences of them, not {shown(stop)}"
+        raise Error("bad_type", what, {"field": "stop"}) from None
+    stops = [token_ids(_as_sequence(entry), "stop") for entry in entries]
     return {"stop": stops} if stops else {}
 
 
