@@ -1,6 +1,6 @@
 /* What the forms of attention share: the generic one (attention.cu), that of tensor instructions (attention_tensor.cu),
- * which takes 16-bit activations on a pool of the same dtype at the usual head sizes, and that of warpgroups
- * (attention_wgmma.cu), which takes many rows of it. */
+ * which takes 16-bit activations on a pool of the same dtype at the usual head sizes, that of warpgroups
+ * (attention_wgmma.cu), which takes many rows of it, and that of batches (attention_batch.cu). */
 #ifndef DSKV_KERNELS_CUDA_ATTENTION_CUH
 #define DSKV_KERNELS_CUDA_ATTENTION_CUH
 
@@ -48,5 +48,7 @@ int attention_with_tensor_instructions(struct dskv_device *device, const struct 
 
 /* The same in place of the former, with its bits, where it is the faster one; sizes and dtypes are known to suit it. */
 int attention_with_warpgroups(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
+/* The same for runs of few pairs of (token, head) a KV head, which fill the device without a split. */
+int attention_of_batch(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
 
 #endif

@@ -3,16 +3,17 @@
  * A piece is DSKV_KEY_PIECE = 64 keys at absolute positions, computed from a fresh state for 16 pairs of (token, head)
  * by the steps of attention_tile.cuh; pieces merge in ascending order.  Tiles of 16 pairs share one piece among four
  * warps (decode), tiles of 64 pairs give each warp 16 (verify, prefill).  Where tiles are too few to fill the device, a
- * block takes some pieces of one into scratch, and a second kernel merges; else a block walks all pieces.  All ways use
+ * block takes some pieces of one into scratch, and a second kernel merges; else a block walks all pieces.  Many rows
+ * and, of a batch, whole tiles are served by the files beside this one where the GPU has a copy engine.  All ways use
  * the same steps and the same merge, so the bits are the same.
  *
  * Grid: (tiles, KV heads, groups of pieces or 1), 128 threads; a block takes every gridDim.x-th tile, since KV heads
- * may have unequal numbers of query heads.  Shared memory: keys and values of one to three pieces, rows padded by 16
- * bytes. Keys and values lie at multiples of 16 bytes; queries and results at any place.
+ * may have unequal numbers of query heads.  Shared memory: keys and values of one or two pieces.  Keys and values lie
+ * at multiples of 16 bytes; queries and results at any place.
  */
 #include "cuda/attention_tile.cuh"
 
-enum { WIDE = TILE * N_WARPS };
+enum { WIDE = TILE * N_WARPS, WEIGHTS_PITCH = KEYS + 8 /* so that eight rows touch all banks */ };
 
 /* A pair's pieces in scratch, side by side: max, sum, two unused, D values. */
 template <int D> constexpr int scratch_floats = D + 4;
@@ -95,69 +96,60 @@ __device__ __forceinline__ void store_values(float *const *place, const float (*
                     make_float2(value[i][half * 2], value[i][half * 2 + 1]);
 }
 
-/* How tiles of 16 pairs are taken: some pieces of one by a block, or all of it, where there are few tiles and where
- * there are so many that blocks stand close.  How many blocks a multiprocessor holds, and how many pieces fit each. */
-enum way { SPLIT, WHOLE, CLOSE };
-template <way WAY> constexpr int narrow_resident = WAY == SPLIT ? 3 : WAY == WHOLE ? 2 : 4;
-template <int D, way WAY> constexpr int narrow_stages = WAY == WHOLE ? 3 : WAY == SPLIT || D <= 96 ? 2 : 1;
-enum { WIDE_RESIDENT = 2 };
+/* Blocks that a multiprocessor holds. */
+enum { NARROW_RESIDENT = 3, WIDE_RESIDENT = 2 };
 
-/* A block's pieces on their way through one or more stages. */
-template <typename T, int D, int STAGES> struct piece_stages {
-    static constexpr int HALF = KEYS * pitch_of<D>;
-    T *shared;
+/* A block's pieces on their way through two places. */
+template <typename T, int D> struct piece_stages {
+    unsigned char *shared;
     kv_layer kv;
     int kv_head;
     const tile &t;
     const piece_range &pieces;
 
-    __device__ __forceinline__ T *keys(int piece) const
+    __device__ __forceinline__ unsigned char *place(int piece) const
     {
-        return shared + (piece - pieces.next) % STAGES * 2 * HALF;
+        return shared + (piece - pieces.next) % 2 * 2 * half_bytes<D>;
     }
-    __device__ __forceinline__ T *values(int piece) const
+    __device__ __forceinline__ uint32_t keys(int piece) const
     {
-        return keys(piece) + HALF;
+        return shared_address(place(piece));
+    }
+    __device__ __forceinline__ uint32_t values(int piece) const
+    {
+        return keys(piece) + half_bytes<D>;
     }
     __device__ __forceinline__ void ask(int piece) const
     {
         if (piece < pieces.end)
-            copy_piece<T, D>(keys(piece), values(piece), kv, kv_head, t.table, piece * KEYS, t.last);
-        commit_copies(); /* of no piece, too: they are counted */
+            copy_piece<T, D>(place(piece), place(piece) + half_bytes<D>, kv, kv_head, t.table, piece * KEYS, t.last);
+        commit_copies();
     }
     __device__ __forceinline__ void begin() const
     {
         __syncthreads(); /* the tile before is read */
-        for (int i = 0; i < (STAGES > 1 ? STAGES - 1 : 1); i++)
-            ask(pieces.next + i);
+        ask(pieces.next);
     }
-    /* The piece is there; the one whose place is read by now is asked for. */
+    /* The piece is there, and the one before is read. */
     __device__ __forceinline__ void wait(int piece) const
     {
-        wait_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
+        wait_copies<0>();
         __syncthreads();
-        if (STAGES > 1)
-            ask(piece + STAGES - 1);
-    }
-    __device__ __forceinline__ void release(int piece) const
-    {
-        if (STAGES == 1 && piece + 1 < pieces.end) {
-            __syncthreads();
-            ask(piece + 1);
-        }
+        ask(piece + 1);
     }
 };
 
 /* The head of a tile: its first piece is asked for, and a warp has what it needs of its 16 pairs from `pair` on. */
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void begin_tile(const piece_stages<T, D, STAGES> &stages, const attention_grid &g, int pair,
+template <typename T, int D>
+__device__ __forceinline__ void begin_tile(const piece_stages<T, D> &stages, const attention_grid &g, int pair,
                                            const T *q, bool q_aligned, rows_seen *seen, uint32_t (*queries)[4],
                                            rows_state *all)
 {
     const tile &t = stages.t;
     *seen = seen_from(t, pair);
     clear_rows(all);
-    prefetch_piece<T>(g.kv, stages.kv_head, t.table, stages.pieces.next * KEYS, t.last);
+    if (threadIdx.x == 0)
+        prefetch_piece<T>(g.kv, stages.kv_head, t.table, stages.pieces.next * KEYS, t.last);
     wait_for_previous();
     stages.begin();
     load_queries<T, D>(queries, g, t, pair, q, q_aligned);
@@ -167,12 +159,12 @@ __device__ __forceinline__ void begin_tile(const piece_stages<T, D, STAGES> &sta
  * all get all of them.  Threads meet before the weights are read. */
 template <typename T, int D>
 __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *max, const uint32_t (*queries)[4],
-                                               const T *keys, int first, const int *last, float scale,
+                                               uint32_t keys, int first, const int *last, float scale,
                                                T *shared_weights, float (*shared_max)[TILE])
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float score[1][2][4];
-    multiply_keys<T, D, 1>(score, queries, keys + warp * 16 * pitch_of<D>);
+    multiply_keys<T, D, 1>(score, queries, keys + warp * 16 * ROW_BYTES);
     mask_scores(score[0], first + warp * 16, last);
     max_of_rows<1>(max, score);
     for (int half = 0; half < 2; half++)
@@ -186,26 +178,25 @@ __device__ __forceinline__ void weigh_together(uint32_t (*weights)[4], float *ma
     }
     weigh<T>(weights[0], score[0], scale, max);
     for (int i = 0; i < 4; i++)
-        *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * pitch_of<KEYS> + warp * 16 + i / 2 * 8 + lane % 4 * 2) =
+        *(uint32_t *)(shared_weights + (lane / 4 + i % 2 * 8) * WEIGHTS_PITCH + warp * 16 + i / 2 * 8 + lane % 4 * 2) =
             weights[0][i];
 }
 
 /* Tiles of 16 pairs: in a piece, warp w takes keys [16 w, 16 w + 16), then dimensions in units of 16, every fourth. */
-template <typename T, int D, way WAY>
-__global__ void __launch_bounds__(N_THREADS, narrow_resident<WAY>)
+template <typename T, int D, bool IS_SPLIT>
+__global__ void __launch_bounds__(N_THREADS, NARROW_RESIDENT)
     narrow_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
-    constexpr bool IS_SPLIT = WAY == SPLIT;
     constexpr int UNITS = (D / 16 + N_WARPS - 1) / N_WARPS, STEP = 16 * N_WARPS;
-    extern __shared__ __align__(16) char shared[];
-    __shared__ __align__(16) T shared_weights[TILE * pitch_of<KEYS>];
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ __align__(16) T shared_weights[TILE * WEIGHTS_PITCH];
     __shared__ float shared_max[N_WARPS][TILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, column = warp * 16;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
     piece_range pieces;
-    piece_stages<T, D, narrow_stages<D, WAY>> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
+    piece_stages<T, D> stages = {shared, g.kv, (int)blockIdx.y, t, pieces};
     let_next_begin();
     for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
          next_tile<IS_SPLIT>(g, stages.kv_head, TILE, &walk, &t, &pieces);) {
@@ -226,7 +217,7 @@ __global__ void __launch_bounds__(N_THREADS, narrow_resident<WAY>)
 #pragma unroll
             for (int i = 0; i < KEYS / 16; i++)
                 load_matrices(weights[i],
-                              shared_address(shared_weights + lane % 16 * pitch_of<KEYS> + i * 16 + lane / 16 * 8));
+                              shared_address(shared_weights + lane % 16 * WEIGHTS_PITCH + i * 16 + lane / 16 * 8));
             sum_weights<T>(sum, weights);
             multiply_values<T, D, UNITS>(value, weights, stages.values(piece), column, STEP);
             if (IS_SPLIT) {
@@ -246,7 +237,6 @@ __global__ void __launch_bounds__(N_THREADS, narrow_resident<WAY>)
                 for (int i = 0; i < UNITS; i++)
                     merge_values(all_values[i], value[i], keep, add);
             }
-            stages.release(piece);
         }
         if (!IS_SPLIT) {
 #pragma unroll
@@ -267,13 +257,13 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
     wide_kernel(attention_grid g, const T *q, T *out, float *scratch)
 {
     constexpr int UNITS = D / 16, AT_ONCE = 4; /* units that are computed side by side */
-    extern __shared__ __align__(16) char shared[];
+    extern __shared__ __align__(16) unsigned char shared[];
     int warp = (int)threadIdx.x / 32;
     bool q_aligned = are_pairs_aligned(q, g.q_stride), out_aligned = are_pairs_aligned(out, g.out_stride);
     float scale = g.scale * LOG2_E;
     tile t;
     piece_range pieces;
-    piece_stages<T, D, 2> stages = {(T *)shared, g.kv, (int)blockIdx.y, t, pieces};
+    piece_stages<T, D> stages = {shared, g.kv, (int)blockIdx.y, t, pieces};
     let_next_begin();
     /* Late tiles see most keys and come first. */
     for (tile_walk walk = {(int)(gridDim.x - 1 - blockIdx.x), ALL_TOKENS};
@@ -287,7 +277,7 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
         float all_values[UNITS][2][4] = {};
         begin_tile(stages, g, pair, q, q_aligned, &seen, queries, &all);
         for (int piece = pieces.next; piece < pieces.end; piece++) {
-            const T *values = stages.values(piece);
+            uint32_t values = stages.values(piece);
             int first = piece * KEYS;
             stages.wait(piece);
             if (first > most)
@@ -338,8 +328,7 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
 template <typename T> using tensor_kernel = void (*)(attention_grid, const T *, T *, float *);
 
 struct kernel_choice {
-    bool is_wide;
-    way taken;
+    bool is_wide, is_split;
     int64_t n_tiles;   /* of a KV head with the mean number of query heads, at most */
     int64_t per_block; /* SPLIT: pieces that a block takes */
 };
@@ -353,13 +342,12 @@ static kernel_choice choose_kernel(const struct dskv_cuda *cuda, const struct ds
     int64_t pairs = TILE * (c.is_wide ? N_WARPS : 1), of_row = (group + pairs - 1) / pairs;
     int64_t of_runs = (rows * group + g.n_work * (pairs - 1)) / pairs;
     c.n_tiles = of_runs < rows * of_row ? of_runs : rows * of_row;
-    int64_t resident = (int64_t)cuda->n_multiprocessors * (c.is_wide ? (int)WIDE_RESIDENT : narrow_resident<SPLIT>);
+    int64_t resident = (int64_t)cuda->n_multiprocessors * (int)(c.is_wide ? WIDE_RESIDENT : NARROW_RESIDENT);
     int64_t n_blocks = c.n_tiles * kv_heads, per_block = (n_blocks * g.n_pieces + resident - 1) / resident;
     size_t scratch = (size_t)(rows * g.n_heads * g.n_pieces) * scratch_row;
-    bool is_split =
+    c.is_split =
         n_blocks < cuda->n_multiprocessors && per_block < g.n_pieces && scratch <= dskv_cuda_scratch_bytes(cuda);
     c.per_block = per_block;
-    c.taken = is_split ? SPLIT : n_blocks <= (int64_t)cuda->n_multiprocessors * narrow_resident<WHOLE> ? WHOLE : CLOSE;
     return c;
 }
 
@@ -368,24 +356,17 @@ static void launch_tensor(struct dskv_device *device, const struct dskv_attentio
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
     kernel_choice c = choose_kernel(cuda, p, g, scratch_floats<D> * sizeof(float));
-    bool is_split = c.taken == SPLIT;
-    int n_stages = is_split && c.per_block == 1 ? 1
-                   : c.is_wide || is_split      ? 2
-                   : c.taken == WHOLE           ? narrow_stages<D, WHOLE>
-                                                : narrow_stages<D, CLOSE>;
-    size_t shared = (size_t)n_stages * 2 * KEYS * pitch_of<D> * sizeof(T);
-    tensor_kernel<T> kernel = c.is_wide          ? (is_split ? wide_kernel<T, D, true> : wide_kernel<T, D, false>)
-                              : is_split         ? narrow_kernel<T, D, SPLIT>
-                              : c.taken == WHOLE ? narrow_kernel<T, D, WHOLE>
-                                                 : narrow_kernel<T, D, CLOSE>;
+    size_t shared = (size_t)(c.is_split && c.per_block == 1 ? 1 : 2) * 2 * half_bytes<D>;
+    tensor_kernel<T> kernel = c.is_wide ? (c.is_split ? wide_kernel<T, D, true> : wide_kernel<T, D, false>)
+                                        : (c.is_split ? narrow_kernel<T, D, true> : narrow_kernel<T, D, false>);
     dskv_cuda_note(cuda, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                    "attention");
     float *scratch = dskv_cuda_scratch(cuda);
     T *out = (T *)p->out.data;
     dim3 grid((unsigned)c.n_tiles, (unsigned)p->kv.n_kv_heads_local,
-              is_split ? blocks_for(g.n_pieces, (int)c.per_block) : 1);
+              c.is_split ? blocks_for(g.n_pieces, (int)c.per_block) : 1);
     queue_kernel(device, "attention", kernel, grid, dim3(N_THREADS), shared, g, (const T *)p->q.data, out, scratch);
-    if (is_split)
+    if (c.is_split)
         queue_kernel(device, "attention", merge_pieces_kernel<T, D>, dim3((unsigned)g.n_heads, (unsigned)p->q.rows),
                      dim3((D + 31) / 32 * 32), 0, g, (const float *)scratch, out);
 }
@@ -397,9 +378,8 @@ int attention_with_tensor_instructions(struct dskv_device *device, const struct 
     if (p->q.dtype != p->kv.dtype || p->q.dtype == DSKV_F32 || !(p->scale > 0.0f) ||
         (size != 64 && size != 80 && size != 96 && size != 128))
         return 0;
-    if (attention_with_warpgroups(dskv_cuda_of(device), p, g))
-        return 1;
-    if (p->q.rows == 0 || p->n_work == 0)
+    if (p->q.rows == 0 || p->n_work == 0 || attention_with_warpgroups(dskv_cuda_of(device), p, g) ||
+        attention_of_batch(dskv_cuda_of(device), p, g))
         return 1;
     auto choose_size = [&](auto t) {
         using T = decltype(t);

@@ -20,8 +20,17 @@
 
 enum { TILE = 16, KEYS = DSKV_KEY_PIECE, N_WARPS = 4, N_THREADS = 32 * N_WARPS };
 
-/* Rows of shared memory are 16 bytes longer than they need be, so that eight of them touch all banks. */
-template <int D> constexpr int pitch_of = D + 8;
+/* In shared memory, keys or values of a piece lie as the copy engine stores them and as warpgroup instructions read
+ * them: boxes of 64 dimensions, in each a row of 128 bytes a key, whose chunks of 16 bytes are swizzled by the key's
+ * number modulo 8, so that eight keys touch all banks. */
+enum { BOX_DIMS = 64, ROW_BYTES = BOX_DIMS * 2, BOX_BYTES = KEYS * ROW_BYTES };
+template <int D> constexpr int half_bytes = (D + BOX_DIMS - 1) / BOX_DIMS *BOX_BYTES; /* of a piece */
+
+/* Where eight dimensions from `column` on of a key lie. */
+__device__ __forceinline__ int place_of(int key, int column)
+{
+    return column / BOX_DIMS * BOX_BYTES + key * ROW_BYTES + (column % BOX_DIMS / 8 ^ key % 8) * 16;
+}
 
 /* 16 bytes to shared memory, zeros where `bytes` is 0. */
 __device__ __forceinline__ void copy_or_clear(void *shared, const void *global, int bytes)
@@ -200,8 +209,8 @@ __device__ __forceinline__ void end_blocks()
 
 /* The block's threads ask for keys and values [first, first + 64); those past `last` become zeros. */
 template <typename T, int D>
-__device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int kv_head, const int32_t *table,
-                                           int first, int last)
+__device__ __forceinline__ void copy_piece(unsigned char *keys, unsigned char *values, kv_layer kv, int kv_head,
+                                           const int32_t *table, int first, int last)
 {
     constexpr int CHUNKS = D / 8; /* of 16 bytes in a row */
     bool one_block = kv.block_tokens % KEYS == 0;
@@ -215,17 +224,17 @@ __device__ __forceinline__ void copy_piece(T *keys, T *values, kv_layer kv, int 
             row = start + (seen ? key * D : 0);
         else if (seen)
             row = key_of_position<T>(kv, table, position, kv_head);
-        copy_or_clear(keys + key * pitch_of<D> + column, row + column, seen ? 16 : 0);
-        copy_or_clear(values + key * pitch_of<D> + column, row + value_offset(kv) + column, seen ? 16 : 0);
+        copy_or_clear(keys + place_of(key, column), row + column, seen ? 16 : 0);
+        copy_or_clear(values + place_of(key, column), row + value_offset(kv) + column, seen ? 16 : 0);
     }
 }
 
-/* Brings the same nearer, into the second-level cache, which sees whatever is written later. */
+/* One thread brings the same nearer, into the second-level cache, which sees whatever is written later. */
 template <typename T>
 __device__ __forceinline__ void prefetch_piece(kv_layer kv, int kv_head, const int32_t *table, int first, int last)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (kv.block_tokens % KEYS == 0 && threadIdx.x == 0) {
+    if (kv.block_tokens % KEYS == 0) {
         const T *keys = key_of_position<T>(kv, table, first, kv_head);
         int bytes = min(KEYS, last - first + 1) * kv.head_dim * (int)sizeof(T);
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(keys), "r"(bytes) : "memory");
@@ -265,12 +274,11 @@ __device__ __forceinline__ void load_queries(uint32_t (*a)[4], const attention_g
     }
 }
 
-/* Products of the queries with N * 16 keys, whose first row is `keys`. */
+/* Products of the queries with N * 16 keys, of which the first lies at `keys`. */
 template <typename T, int D, int N>
-__device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32_t (*q)[4], const T *keys)
+__device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32_t (*q)[4], uint32_t keys)
 {
-    int lane = (int)threadIdx.x % 32;
-    const T *row = keys + (lane % 8 + lane / 16 * 8) * pitch_of<D> + lane / 8 % 2 * 8;
+    int lane = (int)threadIdx.x % 32, key = lane % 8 + lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < N * 8; i++)
         score[i / 8][i / 4 % 2][i % 4] = 0.0f;
@@ -279,7 +287,7 @@ __device__ __forceinline__ void multiply_keys(float (*score)[2][4], const uint32
 #pragma unroll
         for (int i = 0; i < N; i++) {
             uint32_t b[4];
-            load_matrices(b, shared_address(row + i * 16 * pitch_of<D> + step * 16));
+            load_matrices(b, keys + i * 16 * ROW_BYTES + place_of(key, step * 16 + lane / 8 % 2 * 8));
             mma<T>(score[i][0], q[step], b[0], b[1]);
             mma<T>(score[i][1], q[step], b[2], b[3]);
         }
@@ -351,11 +359,10 @@ __device__ __forceinline__ void weigh(uint32_t *a, float (*score)[4], float scal
 
 /* Weights of 64 keys times values, N times 16 dimensions, `step` apart, from `column` on; none from D on. */
 template <typename T, int D, int N>
-__device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32_t (*weights)[4], const T *values,
+__device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32_t (*weights)[4], uint32_t values,
                                                 int column, int step)
 {
-    int lane = (int)threadIdx.x % 32;
-    const T *row = values + (lane % 8 + lane / 8 % 2 * 8) * pitch_of<D> + column + lane / 16 * 8;
+    int lane = (int)threadIdx.x % 32, place = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
     for (int i = 0; i < N * 8; i++)
         sum[i / 8][i / 4 % 2][i % 4] = 0.0f;
@@ -365,7 +372,8 @@ __device__ __forceinline__ void multiply_values(float (*sum)[2][4], const uint32
         for (int i = 0; i < N; i++)
             if (column + i * step < D) {
                 uint32_t b[4];
-                load_matrices_transposed(b, shared_address(row + key * 16 * pitch_of<D> + i * step));
+                load_matrices_transposed(b, values + key * 16 * ROW_BYTES +
+                                                place_of(place, column + i * step + lane / 16 * 8));
                 mma<T>(sum[i][0], weights[key], b[0], b[1]);
                 mma<T>(sum[i][1], weights[key], b[2], b[3]);
             }

@@ -10,16 +10,14 @@
  * [D / 64][64 keys][64 dimensions], all swizzled as wgmma.cuh has it; 1024-byte aligned.  Queries are
  * 16-byte aligned.
  */
+#include "cuda/attention_bulk.cuh"
 #include "cuda/attention_tile.cuh"
-#include "cuda/bulk.cuh"
 #include "cuda/wgmma.cuh"
 
 #include <algorithm>
 
 /* Pairs and threads of a warpgroup. */
 enum { GROUP_PAIRS = 64, GROUP_THREADS = 128 };
-/* Rows of shared memory hold half of a head's dimensions, or all 64. */
-enum { HALF_DIMS = 64, ROW_BYTES = HALF_DIMS * 2, HALF_BYTES = KEYS * ROW_BYTES };
 
 template <int D> struct shape {
     enum {
@@ -27,7 +25,7 @@ template <int D> struct shape {
         N_PAIRS = N_GROUPS * GROUP_PAIRS,
         N_THREADS = (N_GROUPS + 1) * GROUP_THREADS,
         N_STAGES = 4,
-        PIECE_BYTES = D / HALF_DIMS * HALF_BYTES, /* keys, or values; a group's queries take as much */
+        PIECE_BYTES = half_bytes<D>, /* keys, or values; a group's queries take as much */
         SHARED_BYTES = (N_GROUPS + 2 * N_STAGES) * PIECE_BYTES,
         /* All registers of a multiprocessor, dealt anew by what each has to do. */
         COMPUTE_REGISTERS = N_GROUPS == 3 ? 160 : 240,
@@ -88,31 +86,6 @@ __device__ __forceinline__ bool tile_of_round(const attention_grid &g, int n_til
 
 /* ---- what comes in ---------------------------------------------------------------------------------------------- */
 
-__device__ __forceinline__ void copy_box(unsigned char *shared, const CUtensorMap *map, int column, int row, int block,
-                                         uint64_t *barrier)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-        "[%5];" ::"r"(shared_address(shared)),
-        "l"(map), "r"(column), "r"(row), "r"(block), "r"(shared_address(barrier))
-        : "memory");
-}
-
-/* 64 keys or values from `first` on; what stands for those behind the tile's last one is any of them. */
-template <int D>
-__device__ __forceinline__ void ask(unsigned char *shared, const CUtensorMap *map, int box_rows, int block_tokens,
-                                    const tile &t, int first, int is_value, uint64_t *barrier)
-{
-    barrier_expect(barrier, shape<D>::PIECE_BYTES);
-    for (int key = 0; key < KEYS; key += box_rows) {
-        int position = first + key <= t.last ? first + key : first;
-        int row = ((int)blockIdx.y * 2 + is_value) * block_tokens + position % block_tokens;
-        int block = t.table[position / block_tokens];
-        for (int half = 0; half < D / HALF_DIMS; half++)
-            copy_box(shared + half * HALF_BYTES + key * ROW_BYTES, map, half * HALF_DIMS, row, block, barrier);
-    }
-}
-
 /* One warp: keys and values of every piece of every tile, by its first lane. */
 template <int D>
 __device__ __forceinline__ void feed(const attention_grid &g, const CUtensorMap *map, int box_rows, int n_tiles,
@@ -126,9 +99,12 @@ __device__ __forceinline__ void feed(const attention_grid &g, const CUtensorMap 
             unsigned char *stage = stages + place.slot * 2 * shape<D>::PIECE_BYTES;
             barriers_of_stage *b = barriers + place.slot;
             barrier_wait(&b->keys_empty, place.parity ^ 1);
-            ask<D>(stage, map, box_rows, g.kv.block_tokens, t, first, 0, &b->keys_full);
+            barrier_expect(&b->keys_full, shape<D>::PIECE_BYTES);
+            bring_half<D>(stage, map, box_rows, g.kv.block_tokens, t, first, 0, &b->keys_full);
             barrier_wait(&b->values_empty, place.parity ^ 1);
-            ask<D>(stage + shape<D>::PIECE_BYTES, map, box_rows, g.kv.block_tokens, t, first, 1, &b->values_full);
+            barrier_expect(&b->values_full, shape<D>::PIECE_BYTES);
+            bring_half<D>(stage + shape<D>::PIECE_BYTES, map, box_rows, g.kv.block_tokens, t, first, 1,
+                          &b->values_full);
         }
         __syncwarp();
     }
@@ -153,8 +129,7 @@ __device__ __forceinline__ void fetch(const attention_grid &g, const T *q, int n
                 bool exists = pair < t.n_pairs;
                 const T *from =
                     exists ? q + row_of(t, pair) * g.q_stride + (int64_t)head_of(t, pair) * D + chunk * 8 : q;
-                copy_or_clear(queries + chunk / 8 * HALF_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16, from,
-                              exists ? 16 : 0);
+                copy_or_clear(queries + place_of(row, chunk * 8), from, exists ? 16 : 0);
             }
             commit_copies();
         } else {
@@ -176,7 +151,7 @@ __device__ __forceinline__ void begin_keys(float (*score)[4], uint64_t queries, 
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < D / 16; step++) {
-        int offset = (step / 4 * HALF_BYTES + step % 4 * 32) >> 4;
+        int offset = (step / 4 * BOX_BYTES + step % 4 * 32) >> 4;
         if (step == 0)
             wgmma<T, KEYS, false>(score, queries, keys);
         else
@@ -236,7 +211,7 @@ __device__ __forceinline__ void mend_values(float (*value)[2][4], const uint32_t
             uint32_t b[2] = {};
             for (int j = 0; j < 4; j++) {
                 int key = step * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2;
-                uint32_t at = values + block / 8 * HALF_BYTES + key * ROW_BYTES + (block % 8 ^ key % 8) * 16;
+                uint32_t at = values + place_of(key, block * 8);
                 b[j / 2] |= (key < end ? load_16_bits(at + lane / 4 * 2) : 0) << j % 2 * 16;
             }
             mma<T>(c, weights[step], b[0], b[1]);
@@ -280,7 +255,7 @@ __device__ __forceinline__ void attend(float (*all_values)[2][4], rows_state *al
         place_in_ring<D> place(n_before + piece);
         barrier_wait(&barriers[place.slot].values_full, place.parity);
         begin_values<T, D>(value[0], weights,
-                           wgmma_operand(base + place.slot * 2 * PIECE_BYTES + PIECE_BYTES, HALF_BYTES));
+                           wgmma_operand(base + place.slot * 2 * PIECE_BYTES + PIECE_BYTES, BOX_BYTES));
     };
     auto take_values = [&](int piece) {
         wgmma_sums<D>(value[0]);
@@ -442,20 +417,6 @@ extern "C" int dskv_cuda_attention_wgmma_open(void)
     return can;
 }
 
-/* A layer of the pool as [blocks][rows][D], a row being a key or a value; boxes of 64 dimensions of box_rows rows. */
-static bool encode(CUtensorMap *map, const struct dskv_kv *kv, const kv_layer &layer, int box_rows)
-{
-    static const encode_function function = find_encode();
-    cuuint64_t sizes[3] = {(cuuint64_t)kv->head_dim, (cuuint64_t)kv->n_kv_heads_local * 2 * kv->block_tokens,
-                           (cuuint64_t)kv->n_blocks};
-    cuuint64_t strides[2] = {(cuuint64_t)kv->head_dim * 2, (cuuint64_t)kv->block_bytes};
-    cuuint32_t box[3] = {HALF_DIMS, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    return function &&
-           function(map, kv->dtype == DSKV_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
-                    layer.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <typename T, int D>
 static int launch_wgmma(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g)
 {
@@ -464,8 +425,8 @@ static int launch_wgmma(struct dskv_cuda *cuda, const struct dskv_attention *p, 
     if (n_pairs < shape<D>::N_PAIRS * std::max<int64_t>(cuda->n_multiprocessors / 2, p->n_work * kv_heads))
         return 0;
     CUtensorMap map;
-    int box_rows = p->kv.block_tokens % 64 == 0 ? 64 : p->kv.block_tokens % 32 == 0 ? 32 : 16;
-    if (!encode(&map, &p->kv, g.kv, box_rows))
+    int box_rows = describe_layer(&map, &p->kv, g.kv);
+    if (!box_rows)
         return 0;
     T *out = (T *)p->out.data;
     dim3 grid((unsigned)std::max<int64_t>(cuda->n_multiprocessors / kv_heads, 1), (unsigned)kv_heads);

@@ -27,6 +27,7 @@ struct dskv_cuda {
     int free_order;          /* see dskv_device_options */
     int has_stream_matmul;   /* the streaming matmul runs on this GPU */
     int has_warpgroups;      /* attention by warpgroups does */
+    int has_batch_attention; /* attention of batches does */
     struct dskv_cuda_lt *lt; /* matmul_lt.c's own; null until the first weight is filled */
 };
 
@@ -74,7 +75,9 @@ void dskv_cuda_rope(struct dskv_device *device, const struct dskv_rope *p);
 void dskv_cuda_kv_write(struct dskv_device *device, const struct dskv_kv_write *p);
 void dskv_cuda_rope_kv_write(struct dskv_device *device, const struct dskv_rope_kv_write *p);
 void dskv_cuda_attention(struct dskv_device *device, const struct dskv_attention *p);
-int dskv_cuda_attention_wgmma_open(void); /* whether attention by warpgroups runs here: for open */
+/* Whether attention by warpgroups and that of batches run here: for open. */
+int dskv_cuda_attention_wgmma_open(void);
+int dskv_cuda_attention_batch_open(void);
 void dskv_cuda_activate(struct dskv_device *device, const struct dskv_activate *p);
 void dskv_cuda_residual(struct dskv_device *device, const struct dskv_residual *p);
 void dskv_cuda_residual_norm(struct dskv_device *device, const struct dskv_residual_norm *p);

@@ -347,6 +347,7 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     cuda->identity = identity_of(&properties);
     cuda->has_stream_matmul = dskv_cuda_matmul_stream_open();
     cuda->has_warpgroups = dskv_cuda_attention_wgmma_open();
+    cuda->has_batch_attention = dskv_cuda_attention_batch_open();
     snprintf(cuda->base.name, sizeof cuda->base.name, "cuda %d (%.40s)", index, properties.name);
     *device = &cuda->base;
     return DSKV_EXIT_OK;

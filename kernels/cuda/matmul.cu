@@ -184,12 +184,13 @@ extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct ds
     launched(device, "matmul");
 }
 
-/* Weights stream at the pace of memory, unless there are too few outputs for all multiprocessors and each has a long
- * chain of products. */
 static bool is_for_stream(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
     bool is_long_chain = p->w->n < 16 * cuda->n_multiprocessors && p->w->k >= 2 * p->w->n;
-    return p->x.rows < (is_long_chain ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS : DSKV_CUDA_MANY_ROWS);
+    bool is_wide = p->w->n >= (DSKV_CUDA_MANY_ROWS_OF_WIDE - 1) * cuda->n_multiprocessors;
+    return p->x.rows < (is_long_chain ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS
+                        : is_wide     ? DSKV_CUDA_MANY_ROWS_OF_WIDE
+                                      : DSKV_CUDA_MANY_ROWS);
 }
 
 extern "C" void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p)

@@ -8,8 +8,11 @@
 extern "C" {
 #endif
 
-/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory. */
+/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory.  Wide: at least as many
+ * outputs a multiprocessor as rows, so that x is no more to read than weights.  Long chains: too few outputs for all
+ * multiprocessors, and many products each. */
 #define DSKV_CUDA_MANY_ROWS 33
+#define DSKV_CUDA_MANY_ROWS_OF_WIDE 65
 #define DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS 9
 
 /* The fastest of those whose bits are the own kernels'. */

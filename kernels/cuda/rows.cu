@@ -145,9 +145,12 @@ __global__ void activate_kernel(enum dskv_activation kind, int gated, const T *x
     neighbours<T, N> in = load<T, N>(place), gate;
     if (gated)
         gate = load<T, N>(place + n);
+    with_activation(kind, [&](auto k) {
+        constexpr enum dskv_activation KIND = decltype(k)::value;
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        in.at[i] = gated ? activated(kind, in.at[i], gate.at[i]) : activated(kind, in.at[i]);
+        for (int i = 0; i < N; i++)
+            in.at[i] = gated ? activated<KIND>(in.at[i], gate.at[i]) : activated<KIND>(in.at[i]);
+    });
     store<T, N>(out + row * out_stride + column, in);
 }
 

@@ -192,6 +192,37 @@ static void decode_equals_prefill(void)
             }
 }
 
+/* Runs of the stored sequence in one call have the bits of their rows in `expected`.  longest: tokens of a run; the
+ * last one may have none. */
+static void expect_same_in_batch(const struct sequence *s, const float *expected, int n_work, int longest,
+                                 int last_is_empty, uint64_t *seed, const char *what)
+{
+    const int cols = s->n_heads * s->shape->head_dim, length = s->shape->length;
+    struct dskv_attention_work *work = dskv_calloc((size_t)n_work, sizeof *work);
+    int rows = 0, max_keys = 0;
+    for (int w = 0; w < n_work; w++) {
+        int n = last_is_empty && w == n_work - 1 ? 0 : 1 + test_random_below(seed, longest),
+            start = test_random_below(seed, length - n + 1);
+        work[w] = (struct dskv_attention_work){
+            .first = rows, .n_tokens = n, .start = start, .n_blocks = blocks_of(s, start + n)};
+        rows += n;
+        max_keys = start + n > max_keys ? start + n : max_keys;
+    }
+    size_t row_bytes = (size_t)cols * sizeof(float);
+    float *q = dskv_calloc((size_t)rows, row_bytes), *wanted = dskv_calloc((size_t)rows, row_bytes);
+    for (int w = 0; w < n_work; w++) {
+        size_t bytes = (size_t)work[w].n_tokens * row_bytes;
+        memcpy(q + work[w].first * cols, s->q + work[w].start * cols, bytes);
+        memcpy(wanted + work[w].first * cols, expected + work[w].start * cols, bytes);
+    }
+    float *got = attend(s, work, n_work, max_keys, s->table, s->n_blocks, q, rows);
+    CU_ASSERT(test_same_bits(what, got, wanted, (size_t)(rows * cols)));
+    free(q);
+    free(wanted);
+    free(got);
+    free(work);
+}
+
 /* A call of thousands of pairs may take another kernel than calls of few: the whole sequence at once, and runs of it in
  * one call, give the bits of short calls. */
 static void many_rows_equal_few(void)
@@ -215,27 +246,7 @@ static void many_rows_equal_few(void)
         CU_ASSERT(test_same_bits(what, got, expected, (size_t)(length * cols)));
         free(got);
 
-        struct dskv_attention_work work[MAX_RUNS];
-        int n_runs = 2 + test_random_below(&seed, MAX_RUNS - 1), rows = 0;
-        for (int w = 0; w < n_runs; w++) {
-            int n = w == n_runs - 1 ? 0 : 1 + test_random_below(&seed, length),
-                start = test_random_below(&seed, length - n + 1);
-            work[w] = (struct dskv_attention_work){
-                .first = rows, .n_tokens = n, .start = start, .n_blocks = blocks_of(&s, start + n)};
-            rows += n;
-        }
-        size_t row_bytes = (size_t)cols * sizeof(float);
-        float *q = dskv_calloc((size_t)rows, row_bytes), *wanted = dskv_calloc((size_t)rows, row_bytes);
-        for (int w = 0; w < n_runs; w++) {
-            size_t bytes = (size_t)work[w].n_tokens * row_bytes;
-            memcpy(q + work[w].first * cols, s.q + work[w].start * cols, bytes);
-            memcpy(wanted + work[w].first * cols, expected + work[w].start * cols, bytes);
-        }
-        got = attend(&s, work, n_runs, length, s.table, s.n_blocks, q, rows);
-        CU_ASSERT(test_same_bits(what, got, wanted, (size_t)(rows * cols)));
-        free(got);
-        free(q);
-        free(wanted);
+        expect_same_in_batch(&s, expected, 2 + test_random_below(&seed, MAX_RUNS - 1), length, 1, &seed, what);
         free(expected);
         sequence_close(&s);
     }
@@ -274,35 +285,45 @@ static void batches_equal_alone(void)
     for (int i = 0; i < N_SHAPES; i++)
         for (enum dskv_dtype dtype = DSKV_F32; dtype <= DSKV_BF16; dtype++) {
             struct sequence s = sequence_open(gpu, &shapes[i], dtype, dtype, 16, 60 + (uint64_t)i);
-            const int cols = s.n_heads * s.shape->head_dim, length = s.shape->length;
+            const int length = s.shape->length;
             float *expected = run_in_pieces(&s, length, 1);
             for (int round = 0; round < ROUNDS; round++) {
-                struct dskv_attention_work work[MAX_WORK];
-                int n_work = 1 + test_random_below(&seed, round % 2 ? MAX_WORK : 3), rows = 0, max_keys = 0;
                 int longest = round % 3 == 0 ? 1 : round % 3 == 1 ? 9 : length;
-                for (int w = 0; w < n_work; w++) {
-                    int n = 1 + test_random_below(&seed, longest), start = test_random_below(&seed, length - n + 1);
-                    work[w] = (struct dskv_attention_work){
-                        .first = rows, .n_tokens = n, .start = start, .n_blocks = blocks_of(&s, start + n)};
-                    rows += n;
-                    max_keys = start + n > max_keys ? start + n : max_keys;
-                }
-                size_t row_bytes = (size_t)cols * sizeof(float);
-                float *q = dskv_calloc((size_t)rows, row_bytes), *wanted = dskv_calloc((size_t)rows, row_bytes);
-                for (int w = 0; w < n_work; w++) {
-                    size_t bytes = (size_t)work[w].n_tokens * row_bytes;
-                    memcpy(q + work[w].first * cols, s.q + work[w].start * cols, bytes);
-                    memcpy(wanted + work[w].first * cols, expected + work[w].start * cols, bytes);
-                }
-                float *got = attend(&s, work, n_work, max_keys, s.table, s.n_blocks, q, rows);
-                CU_ASSERT(test_same_bits("a batch", got, wanted, (size_t)(rows * cols)));
-                free(q);
-                free(wanted);
-                free(got);
+                expect_same_in_batch(&s, expected, 1 + test_random_below(&seed, round % 2 ? MAX_WORK : 3), longest, 0,
+                                     &seed, "a batch");
             }
             free(expected);
             sequence_close(&s);
         }
+}
+
+/* Batches that fill the device, of one token a run or of few, may take yet another kernel.  In every other round the
+ * values of one token are not finite, which no run may see that ends before it. */
+static void large_batches_equal_alone(void)
+{
+    enum { ROUNDS = 32, FEW = 5, ENOUGH = 132 };
+    static const int head_dims[] = {128, 64, 96, 80}, block_sizes[] = {64, 16, 48, 32, 128};
+    uint64_t seed = 12;
+    for (int round = 0; round < ROUNDS; round++) {
+        enum dskv_dtype dtype = round / 4 % 2 ? DSKV_F16 : DSKV_BF16;
+        struct shape shape = {.head_dim = head_dims[round % 4], .n_kv = 2 + test_random_below(&seed, MAX_GROUPS - 1)};
+        int largest = round / 2 % 2 ? 8 : 4, longest = round % 3 ? 1 : 3;
+        for (int kv = 0; kv < shape.n_kv; kv++)
+            shape.group[kv] = 1 + test_random_below(&seed, largest);
+        shape.length = 65 + test_random_below(&seed, 800);
+        struct sequence s = sequence_open(gpu, &shape, dtype, dtype, block_sizes[round % 5], 100 + (uint64_t)round);
+        const int kv_cols = shape.n_kv * shape.head_dim, bad = shape.length / 2;
+        for (int i = 0; i < kv_cols && round % 2; i++)
+            s.v[bad * kv_cols + i] = i % 3 ? NAN : INFINITY;
+        char what[100];
+        snprintf(what, sizeof what, "a large batch, %d heads on %d of %d, %s, blocks of %d", s.n_heads, shape.n_kv,
+                 shape.head_dim, dskv_dtype_name(dtype), s.kv.block_tokens);
+        float *expected = run_in_pieces(&s, FEW, 1);
+        for (int times = 1; times <= 9; times += 4)
+            expect_same_in_batch(&s, expected, times * ENOUGH / shape.n_kv + 1, longest, round % 5 == 0, &seed, what);
+        free(expected);
+        sequence_close(&s);
+    }
 }
 
 /* A recorded pass has room for more rows, more runs and longer ones than a step has: runs of no tokens follow the last
@@ -389,6 +410,7 @@ const struct dskv_test test_cuda_attention[] = {
     {"attention: many rows equal few", many_rows_equal_few},
     {"attention: many rows know nothing of later ones", many_rows_know_nothing_of_later_ones},
     {"attention: batches equal alone", batches_equal_alone},
+    {"attention: large batches equal alone", large_batches_equal_alone},
     {"attention: padding changes nothing", padding_changes_nothing},
     {"attention: later tokens stay out", later_tokens_stay_out},
     {NULL, NULL},
