@@ -304,6 +304,7 @@ __device__ __forceinline__ void attend(float (*all_values)[2][4], rows_state *al
         merge();
         pack();
     }
+    __syncwarp(); /* no lane needs the tile before any more */
     if (is_first_lane)
         barrier_arrive(queries_empty);
     ask_values(n - 1);
@@ -336,8 +337,10 @@ __device__ __forceinline__ void compute(const attention_grid &g, T *out, bool ou
 #pragma unroll
             for (int i = 0; i < D / 16; i++)
                 store_results<T, D>(g, t, pair, all_values[i], all.sum, i * 16, out, out_aligned);
-        } else if (lane == 0) {
-            barrier_arrive(&own->empty);
+        } else {
+            __syncwarp();
+            if (lane == 0)
+                barrier_arrive(&own->empty);
         }
         for (; n < n_asked; n++) {
             place_in_ring<D> place(n_before + n);
