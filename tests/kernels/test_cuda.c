@@ -1,9 +1,10 @@
 /* The CUDA device against the CPU device, operation by operation, and the promises about bits on it.
  *
  *     test_kernels_cuda [KIND [PART]]
+ *     test_kernels_cuda --list
  *
  * KIND is the device under test, "cuda" unless said otherwise; PART: only tests whose names have it in them, for a
- * sanitizer.  Exit code 77: there is no such device here.
+ * sanitizer (sanitize.py).  Exit code 77: there is no such device here.
  */
 #include "kernels/test_cuda.h"
 
@@ -12,8 +13,18 @@ enum { MAX_TESTS = 64 };
 static const struct dskv_test *const parts[] = {test_cuda_rows,   test_cuda_matmul, test_cuda_attention,
                                                 test_cuda_choice, test_cuda_chain,  test_cuda_queue};
 
+static int list(void)
+{
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (const struct dskv_test *test = parts[i]; test->name; test++)
+            puts(test->name);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[1], "--list") == 0)
+        return list();
     struct dskv_error error;
     struct dskv_device_options options = {.kind = argc > 1 ? argv[1] : "cuda", .n_threads = 1};
     struct dskv_device *device = NULL;
