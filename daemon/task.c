@@ -205,6 +205,18 @@ enum dskv_code dskv_task_check_length(struct dskv_state *state, int64_t length, 
     return DSKV_TOO_LONG;
 }
 
+enum dskv_code dskv_task_check_ids(const char *what, int64_t n, struct dskv_error *error)
+{
+    int64_t bytes = n * (int64_t)sizeof(int32_t);
+    if (bytes <= DSKV_MAX_FRAME_BYTES)
+        return DSKV_OK;
+    dskv_fail(error, DSKV_REPLY_TOO_LARGE, "%s alone would take %lld bytes, the limit is %d", what, (long long)bytes,
+              DSKV_MAX_FRAME_BYTES);
+    dskv_error_set(error, DSKV_HAS_NEEDED, bytes);
+    dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_FRAME_BYTES);
+    return DSKV_REPLY_TOO_LARGE;
+}
+
 enum dskv_code dskv_task_promise(struct dskv_state *state, struct dskv_task *task, int64_t reply_bytes,
                                  int32_t n_caches, struct dskv_error *error)
 {

@@ -112,6 +112,8 @@ enum dskv_code dskv_task_check_tokens(struct dskv_state *state, const struct dsk
                                       struct dskv_error *error);
 /* DSKV_TOO_LONG with limit and length. */
 enum dskv_code dskv_task_check_length(struct dskv_state *state, int64_t length, struct dskv_error *error);
+/* DSKV_REPLY_TOO_LARGE when so many 32-bit ids ("the drawn tokens") do not fit one frame. */
+enum dskv_code dskv_task_check_ids(const char *what, int64_t n, struct dskv_error *error);
 /* DSKV_BUSY when all running tasks would hold too many bytes of replies or make too many caches; else counted until the
  * end. */
 enum dskv_code dskv_task_promise(struct dskv_state *state, struct dskv_task *task, int64_t reply_bytes,

@@ -23,14 +23,8 @@ struct export
 static enum dskv_code send_begin(struct dskv_state *state, struct export *export, const struct dskv_cache *cache,
                                  struct dskv_error *error)
 {
-    size_t bytes = (size_t) export->length * sizeof(int32_t);
-    if (bytes > DSKV_MAX_FRAME_BYTES) {
-        dskv_fail(error, DSKV_REPLY_TOO_LARGE, "the token ids alone take %zu bytes, the limit is %d", bytes,
-                  DSKV_MAX_FRAME_BYTES);
-        dskv_error_set(error, DSKV_HAS_NEEDED, (int64_t)bytes);
-        dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_FRAME_BYTES);
+    if (dskv_task_check_ids("the token ids", export->length, error))
         return DSKV_REPLY_TOO_LARGE;
-    }
     const struct dskv_model *model = &state->info->model;
     int32_t *tokens = dskv_calloc((size_t) export->length, sizeof *tokens);
     dskv_caches_tokens(state->blocks, export->table, export->length, tokens);

@@ -41,19 +41,6 @@ static enum dskv_code check_prompt(struct dskv_state *state, const struct dskv_g
     return code;
 }
 
-/* Drawn tokens come in one frame. */
-static enum dskv_code check_reply(const struct generate *generate, struct dskv_error *error)
-{
-    int64_t bytes = (int64_t)generate->n_most * (int64_t)sizeof *generate->drawn;
-    if (bytes <= DSKV_MAX_FRAME_BYTES)
-        return DSKV_OK;
-    dskv_fail(error, DSKV_REPLY_TOO_LARGE, "%d drawn tokens would take %lld bytes, the limit is %d", generate->n_most,
-              (long long)bytes, DSKV_MAX_FRAME_BYTES);
-    dskv_error_set(error, DSKV_HAS_NEEDED, bytes);
-    dskv_error_set(error, DSKV_HAS_LIMIT, DSKV_MAX_FRAME_BYTES);
-    return DSKV_REPLY_TOO_LARGE;
-}
-
 static void set_wants(struct generate *generate, const struct dskv_generate *asked)
 {
     struct dskv_sequence_wants *wants = &generate->sequence->wants;
@@ -84,7 +71,9 @@ static enum dskv_code generate_begin(struct dskv_state *state, struct dskv_task 
         return code;
     int32_t room = state->info->max_model_len - length - n;
     generate->n_most = asked->max_tokens < room ? asked->max_tokens : room;
-    code = check_reply(generate, error);
+    code = dskv_task_check_ids("the drawn tokens", generate->n_most, error);
+    if (code)
+        dskv_error_set_field(error, "max_tokens");
     if (!code)
         code = dskv_task_promise(state, task, (int64_t)generate->n_most * 4, 1, error);
     if (code)

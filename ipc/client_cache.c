@@ -43,7 +43,7 @@ enum dskv_code dskv_prefix_read(const struct dskv_client *client, struct dskv_ca
     return DSKV_OK;
 }
 
-void dskv_prefix_consumed(struct dskv_cache_prefix prefix, int consume)
+void dskv_prefix_mark_consumed(struct dskv_cache_prefix prefix, int consume)
 {
     if (consume && prefix.cache)
         prefix.cache->consumed = 1;
@@ -132,6 +132,8 @@ void dskv_cache_free(struct dskv_cache **cache)
 enum dskv_code dskv_flush(struct dskv_client *client, int32_t timeout_ms, struct dskv_error *error)
 {
     enum dskv_code code = dskv_client_check_open(client, error);
+    if (!code && client->n_freed && !client->has_session) /* first: what comes meanwhile may move the list */
+        code = dskv_client_hello(client, error);
     while (!code && client->n_freed) {
         size_t n = dskv_client_next_freed(client);
         struct dskv_request request = {.op = DSKV_OP_FREE, .free_caches = {.n = (int32_t)n, .caches = client->freed}};

@@ -151,7 +151,7 @@ static struct dskv_output *make_output(struct dskv_client *client, const struct 
     }
     if (want->score && n_tokens)
         output->scores = dskv_tensor_copy(&got->scores);
-    dskv_prefix_consumed(options->prefix, options->consume);
+    dskv_prefix_mark_consumed(options->prefix, options->consume);
     return output;
 }
 

@@ -55,7 +55,7 @@ enum dskv_code dskv_verify(struct dskv_client *client, const struct dskv_verify_
     made->computed = event.verify.computed;
     made->cache = dskv_cache_open(client, &event.verify.cache, own.prefix,
                                   (struct dskv_wire_tensor[]){verify->tokens, verify->draft}, 2);
-    dskv_prefix_consumed(own.prefix, own.consume);
+    dskv_prefix_mark_consumed(own.prefix, own.consume);
     dskv_event_clear(&event);
     *verified = made;
     return DSKV_OK;
@@ -190,7 +190,7 @@ static struct dskv_generated *make_generated(struct dskv_stream *stream, const s
     made->computed = event->generate.computed;
     made->cache = dskv_cache_open(stream->client, &event->generate.cache, (struct dskv_cache_prefix){0},
                                   (struct dskv_wire_tensor[]){before, event->generate.tokens}, 2);
-    dskv_prefix_consumed(stream->prefix, stream->consume && event->generate.finish != DSKV_FINISH_CANCELLED);
+    dskv_prefix_mark_consumed(stream->prefix, stream->consume && event->generate.finish != DSKV_FINISH_CANCELLED);
     return made;
 }
 

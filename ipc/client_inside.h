@@ -99,7 +99,7 @@ enum dskv_code dskv_tokens_read(const int32_t *tokens, size_t n, const char *fie
 enum dskv_code dskv_prefix_read(const struct dskv_client *client, struct dskv_cache_prefix prefix,
                                 struct dskv_prefix *wire, struct dskv_error *error);
 /* The server took the prefix's cache with its result, where it was asked to consume it. */
-void dskv_prefix_consumed(struct dskv_cache_prefix prefix, int consume);
+void dskv_prefix_mark_consumed(struct dskv_cache_prefix prefix, int consume);
 /* A handle of what a reply made: null when it made none.  Its tokens are the prefix's and then `more`, cut at its
  * length. */
 struct dskv_cache *dskv_cache_open(struct dskv_client *client, const struct dskv_cache_ref *ref,

@@ -74,7 +74,7 @@ DSKV_API void dskv_close(struct dskv_client **client);
 
 struct dskv_server_info {
     const char *server_version, *model_dir, *family; /* "0.1.0", "models/atlas-gpt2", "gpt2" */
-    const char *fingerprint;                         /* of the model's files */
+    const char *fingerprint;                         /* of the model's files, and of what stretches its positions */
     const char *numerics_id;                         /* equal ids: equal bits */
     const char *device;
     const char *weight_dtype, *activation_dtype, *kv_dtype; /* "f32", "f16", "bf16" */
@@ -135,7 +135,7 @@ DSKV_API const char *dskv_cache_origin(const struct dskv_cache *cache);
 /* Moves a handle out of a result: dskv_cache_take(&output->cache).  Null when there was none. */
 DSKV_API struct dskv_cache *dskv_cache_take(struct dskv_cache **cache);
 /* Gives a cache up and nulls the handle; null is harmless.  Never waits: the server hears of it with the client's next
- * call. */
+ * forward, verify, generate, export or import, or by dskv_flush. */
 DSKV_API void dskv_cache_free(struct dskv_cache **cache);
 /* Tells the server now which caches were given up. */
 DSKV_API enum dskv_code dskv_flush(struct dskv_client *client, int32_t timeout_ms, struct dskv_error *error);

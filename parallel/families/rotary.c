@@ -139,10 +139,9 @@ static void read_dynamic(const struct source *from, double factor, struct dskv_m
     int32_t given = given_context(from);
     model->rope_scaling.original_context = model->max_context;
     if (given && given != model->max_context)
-        dskv_reader_fail(
-            from->reader,
-            "%s: original_max_position_embeddings is %d, but dynamic begins at max_position_embeddings, %d", from->key,
-            given, model->max_context);
+        dskv_reader_fail(from->reader,
+                         "original_max_position_embeddings is %d, but dynamic begins at max_position_embeddings, %d",
+                         given, model->max_context);
     if (model->rotary_dim <= 2)
         dskv_reader_fail(from->reader, "a head size of %d cannot be stretched by %s.rope_type \"dynamic\"",
                          model->rotary_dim, from->key);
@@ -154,12 +153,18 @@ static void read_longrope(const struct source *from, struct dskv_model *model)
     struct dskv_rope_scaling *scaling = &model->rope_scaling;
     int32_t given = given_context(from);
     scaling->original_context = given ? given : model->max_context;
-    double factor = number_or(from, "factor", given ? (double)model->max_context / given : 0);
-    if (factor <= 0)
+    double factor = number_or(from, "factor", 0);
+    if (factor == 0 && !given)
         dskv_reader_fail(from->reader, "%s.factor is missing, and so is original_max_position_embeddings", from->key);
+    if (factor == 0 && given > model->max_context)
+        dskv_reader_fail(from->reader, "max_position_embeddings, %d, is less than original_max_position_embeddings, %d",
+                         model->max_context, given);
+    if (factor == 0 && given)
+        factor = (double)model->max_context / given;
     set_factor(from, factor, scaling);
     if (scaling->original_context < 2)
-        dskv_reader_fail(from->reader, "%s: original_max_position_embeddings of %d cannot be stretched", from->key,
+        dskv_reader_fail(from->reader, "%s of %d cannot be stretched",
+                         given ? "original_max_position_embeddings" : "max_position_embeddings",
                          scaling->original_context);
     double usual = sqrt(1 + log(factor) / log(scaling->original_context));
     scaling->attention_factor = (float)number_or(from, "attention_factor", usual);

@@ -16,6 +16,7 @@ import sys
 import time
 
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (.*)")
+CLEAN = re.compile(r"0 (errors|hazards)")
 
 
 def run(options, tool, name):
@@ -30,7 +31,7 @@ def run(options, tool, name):
         os.killpg(process.pid, signal.SIGKILL)  # the program, too
         return f"not done in {options.limit} s", process.communicate()[0]
     found = SUMMARY.search(output)
-    if process.returncode == 0 and found:
+    if process.returncode == 0 and found and CLEAN.match(found[1]):
         return "clean", output
     return f"exit code {process.returncode}: {found[1] if found else 'no summary'}", output
 
@@ -42,10 +43,12 @@ def main():
     parser.add_argument("--part", default="", help="only tests whose names have it in them")
     parser.add_argument("--jobs", type=int, default=4, help="at a time")
     parser.add_argument("--limit", type=int, default=1800, help="seconds for each")
-    parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("sanitize"), help="where logs go")
+    parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("build/sanitize"), help="where logs go")
     options = parser.parse_args()
     listed = subprocess.run([options.program, "--list"], stdout=subprocess.PIPE, text=True, check=True).stdout
     names = [name for name in listed.splitlines() if options.part in name]
+    if not names:
+        parser.error(f'no test has "{options.part}" in its name')
     unclean = 0
     begin = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

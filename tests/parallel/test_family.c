@@ -259,7 +259,8 @@ static void llama_stretched_as_longrope(void)
     CU_ASSERT_EQUAL(accept(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "512").rope_scaling.attention_factor, 1.0f);
     refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) ", \"head_dim\": 4",
            "rope_scaling.factor is missing, and so is original_max_position_embeddings");
-    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "513", "rope_scaling.factor is 0.99");
+    refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "513",
+           "max_position_embeddings, 512, is less than original_max_position_embeddings, 513");
     refuse(SCALING(LONGROPE("[1, 1]", "[1, 1]")) OF_4 "1", "original_max_position_embeddings of 1");
     refuse(SCALING("\"type\": \"su\", \"short_factor\": [1, 1]") OF_4 "128", "rope_scaling.long_factor is missing");
     refuse(SCALING(LONGROPE("null", "[1, 1]")) OF_4 "128", "rope_scaling.short_factor is missing");

@@ -197,7 +197,8 @@ class Client:
         """Decodes on the server until an end token, a stop sequence, ``max_tokens`` or the context limit.
 
         ``temperature`` 0 is greedy; then ``top_k`` (0: all), ``top_p`` in (0, 1], ``min_p`` in [0, 1]; ``seed`` in
-        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids or sequences of them, lists or arrays.
+        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids or sequences of them, lists
+        or arrays.  ``consume`` gives the prefix's cache up, unless the generation is cancelled.
         Returns a GenerateResult, or with ``stream`` a GenerateStream.  No speculation yet: ``speculate`` is None.
         Errors: as ``forward``; ``timeout`` is the longest time without an event.
 
@@ -275,15 +276,18 @@ class Client:
         """Frees this session's caches and disconnects.  Twice is harmless."""
         if self._closed:
             return
-        self._closed = True
-        connection = self._connection
-        if connection is None or connection.is_lost():
-            return
         try:
-            self._call_on(connection, "free", {"all": True}, min(self.timeout, 1.0))
+            if self._connection is not None and self._connection.interrupted:
+                self._live()  # a new one
+            self._closed = True
+            if self._connection is not None and not self._connection.is_lost():
+                self._call_on(self._connection, "free", {"all": True}, min(self.timeout, 1.0))
         except Error:
             pass  # the lease ends them
-        connection.close()
+        finally:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
 
     def __enter__(self) -> Client:
         return self

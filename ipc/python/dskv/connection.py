@@ -34,7 +34,7 @@ class Connection:
 
     __slots__ = (
         "_socket", "_monitor", "_poll", "_wake_in", "_wake_out", "_lock", "_changed", "_inboxes", "_orphan", "_reading",
-        "_connected", "_lost", "endpoint",
+        "_connected", "_lost", "endpoint", "interrupted",
     )  # fmt: skip
 
     def __init__(self, endpoint: str, orphan: Callable[[dict[str, Any]], None]) -> None:
@@ -46,6 +46,7 @@ class Connection:
         self._reading = False
         self._connected = False
         self._lost: Error | None = None
+        self.interrupted = False  # by this program; the server may well be there
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -199,6 +200,7 @@ class Connection:
     def _break_off(self) -> None:
         """After an interrupt amid a message's frames: what comes next would be taken for the rest of it."""
         self._lost = Error("unreachable", f"the connection to {self.endpoint} was interrupted")
+        self.interrupted = True
 
     def _wake(self) -> None:
         try:

@@ -26,6 +26,8 @@ def shown(value: Any) -> str:
     """A short value as it is written, any other by its kind: an array does not belong in a sentence."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value)
         if len(text) <= 40:

@@ -144,11 +144,7 @@ def token_ids(tokens: Any, field: str = "tokens") -> np.ndarray:
     outside = (tokens < -(2**31)) | (tokens > 2**31 - 1)
     if outside.any():
         index = int(outside.argmax())
-        raise Error(
-            "token_out_of_range",
-            f"{field}[{index}] is {tokens[index]}, not in the vocabulary",
-            {"index": index, "field": field},
-        )
+        raise _outside(field, index, int(tokens[index]))
     return np.ascontiguousarray(tokens, np.dtype("<i4"))
 
 
@@ -161,8 +157,13 @@ def _checked_list(tokens: Any, field: str) -> np.ndarray:
     try:
         return np.array(list(tokens), dtype=object).astype(np.int64)
     except OverflowError:
-        outside = 2**62  # of int32 all the same
-        return np.array([min(max(int(token), -outside), outside) for token in tokens], np.int64)
+        index = next(i for i, token in enumerate(tokens) if not -(2**31) <= int(token) < 2**31)
+        raise _outside(field, index, int(tokens[index])) from None
+
+
+def _outside(field: str, index: int, token: int) -> Error:
+    message = f"{field}[{index}] is {shown(token)}, not in the vocabulary"
+    return Error("token_out_of_range", message, {"index": index, "field": field})
 
 
 def _not_tokens(field: str, found: str) -> Error:
@@ -176,7 +177,7 @@ def integer(value: Any, field: str) -> int:
     except TypeError:  # of an array too, which has an __index__
         raise Error("bad_type", f"{field} is an integer, not {shown(value)}", {"field": field}) from None
     if not -(2**63) <= number < 2**64:
-        raise Error("bad_value", f"{field} is {number}, beyond 64 bits", {"field": field})
+        raise Error("bad_value", f"{field} is {shown(number)}, beyond 64 bits", {"field": field})
     return number
 
 

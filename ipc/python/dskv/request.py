@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Union
+from typing import Any, Mapping, Union
 
 import numpy as np
 
@@ -98,13 +98,18 @@ def consume_field(consume: bool) -> dict[str, Any]:
 
 def stop_field(stop: Any) -> dict[str, Any]:
     """Sequences of ids; an id by itself is a sequence of one."""
-    try:
-        entries = list(stop)
-    except TypeError:
+    if isinstance(stop, (str, bytes, bytearray, dict)) or not hasattr(stop, "__iter__"):
         what = f"stop is a list of token ids or of sequences of them, not {shown(stop)}"
-        raise Error("bad_type", what, {"field": "stop"}) from None
-    stops = [token_ids(_as_sequence(entry), "stop") for entry in entries]
+        raise Error("bad_type", what, {"field": "stop"})
+    stops = [_stop_entry(entry, f"stop[{index}]") for index, entry in enumerate(stop)]
     return {"stop": stops} if stops else {}
+
+
+def _stop_entry(entry: Any, name: str) -> np.ndarray:
+    try:
+        return token_ids(_as_sequence(entry), name)
+    except Error as error:
+        raise Error(error.code, error.message, {**error.details, "field": "stop"}) from None
 
 
 def _as_sequence(entry: Any) -> Any:
