@@ -148,7 +148,7 @@ __device__ __forceinline__ void begin_tile(const piece_stages<T, D> &stages, con
     const tile &t = stages.t;
     *seen = seen_from(t, pair);
     clear_rows(all);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && stages.pieces.next < stages.pieces.end)
         prefetch_piece<T>(g.kv, stages.kv_head, t.table, stages.pieces.next * KEYS, t.last);
     wait_for_previous();
     stages.begin();

@@ -304,9 +304,7 @@ __device__ __forceinline__ void attend(float (*all_values)[2][4], rows_state *al
         merge();
         pack();
     }
-    __syncwarp(); /* no lane needs the tile before any more */
-    if (is_first_lane)
-        barrier_arrive(queries_empty);
+    barrier_arrive(queries_empty); /* nor does this lane need the tile before */
     ask_values(n - 1);
     wgmma_wait<0>();
     take_values(n - 1);
@@ -338,14 +336,13 @@ __device__ __forceinline__ void compute(const attention_grid &g, T *out, bool ou
             for (int i = 0; i < D / 16; i++)
                 store_results<T, D>(g, t, pair, all_values[i], all.sum, i * 16, out, out_aligned);
         } else {
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(&own->empty);
+            barrier_arrive(&own->empty);
         }
         for (; n < n_asked; n++) {
             place_in_ring<D> place(n_before + n);
             barrier_wait(&barriers[place.slot].keys_full, place.parity);
             barrier_wait(&barriers[place.slot].values_full, place.parity);
+            __syncwarp(); /* all lanes have seen both */
             if (lane == 0) {
                 barrier_arrive(&barriers[place.slot].keys_empty);
                 barrier_arrive(&barriers[place.slot].values_empty);
@@ -379,7 +376,7 @@ __global__ void __launch_bounds__(shape<D>::N_THREADS, 1)
         }
         for (int i = 0; i < N_GROUPS; i++) {
             barrier_init(&of_group[i].full, 32);
-            barrier_init(&of_group[i].empty, 4);
+            barrier_init(&of_group[i].empty, GROUP_THREADS); /* each lane for itself: all read the tile */
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
