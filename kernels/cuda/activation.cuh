@@ -4,8 +4,8 @@
 
 #include "cuda/common.cuh"
 
-/* x / d for d from 1 on, without the branches of a division that serves every d: the same bits, but 0 from d = 2^125
- * on. */
+/* x / d for d from 1 on, without the branches of a division that serves all: the same bits for normal quotients, but 0
+ * from d = 2^125 on, and no number for an infinite x. */
 __device__ __forceinline__ float quotient(float x, float d)
 {
     float inverse;
