@@ -58,7 +58,7 @@ static const struct option options[] = {
     {"memory-fraction", "X", "share of the memory that is free after loading to use for keys and values", FRACTION,
      AT(memory_fraction)},
     {"max-model-len", "N",
-     "longest sequence, in tokens, for which dynamic and longrope positions are stretched; auto: the model's own limit",
+     "most tokens of a sequence; dynamic and longrope positions are stretched for so many; auto: the model's own limit",
      WHOLE, AT(max_model_len), .least = 1, .most = DSKV_MAX_CONTEXT, .word = "auto", .word_value = 0},
     {"max-batch-tokens", "N", "tokens that one step computes at most", WHOLE, AT(max_batch_tokens), .least = 1,
      .most = 65536},

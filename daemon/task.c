@@ -154,7 +154,7 @@ enum dskv_code dskv_task_find_prefix(struct dskv_state *state, const struct dskv
     if (!found) {
         dskv_fail(error, DSKV_UNKNOWN_CACHE,
                   "the cache was freed, its session was silent for longer than --cache-lease, the server was started "
-                  "again, or it never existed");
+                  "again, or it never existed here");
         dskv_error_set_field(error, field);
         return DSKV_UNKNOWN_CACHE;
     }

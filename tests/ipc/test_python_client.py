@@ -289,7 +289,8 @@ def test_generate_returns_all_but_the_last_token_cached(serve, endpoint):
             list(r.tokens) == [5, 6] and list(r.cache.tokens) == [1, 5] and (r.finish_reason, r.seed) == ("length", 7)
         )
         assert refused(client.generate, [1], speculate=4).code == "unsupported"
-        for stop in (None, 3, [[[3]]], "3", b"3", bytearray(b"3"), {3: 4}):
+        assert len(client.generate([1], stop=None).tokens) == 2
+        for stop in (3, [[[3]]], "3", b"3", bytearray(b"3"), {3: 4}):
             error = refused(client.generate, [1], stop=stop)
             assert (error.code, error.details["field"]) == ("bad_type", "stop")
         assert refused(client.generate, [1], stop=[3, [4, 2**31]]).message.startswith("stop[1][1] is 2147483648")

@@ -197,8 +197,8 @@ class Client:
         """Decodes on the server until an end token, a stop sequence, ``max_tokens`` or the context limit.
 
         ``temperature`` 0 is greedy; then ``top_k`` (0: all), ``top_p`` in (0, 1], ``min_p`` in [0, 1]; ``seed`` in
-        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids or sequences of them, lists
-        or arrays.  ``consume`` gives the prefix's cache up, unless the generation is cancelled.
+        0 .. 2**63 - 1 (None: the server's choice, told in the result).  ``stop``: token ids, or
+        sequences of them, as lists or arrays: [5, 6] is either id, [[5, 6]] the one after the other.  ``consume`` gives the prefix's cache up, unless the generation is cancelled.
         Returns a GenerateResult, or with ``stream`` a GenerateStream.  No speculation yet: ``speculate`` is None.
         Errors: as ``forward``; ``timeout`` is the longest time without an event.
 

@@ -98,6 +98,8 @@ def consume_field(consume: bool) -> dict[str, Any]:
 
 def stop_field(stop: Any) -> dict[str, Any]:
     """Sequences of ids; an id by itself is a sequence of one."""
+    if stop is None:
+        return {}
     if isinstance(stop, (str, bytes, bytearray, dict)) or not hasattr(stop, "__iter__"):
         what = f"stop is a list of token ids or of sequences of them, not {shown(stop)}"
         raise Error("bad_type", what, {"field": "stop"})
