@@ -18,10 +18,7 @@ __device__ __forceinline__ void bring_half(unsigned char *shared, const CUtensor
         int row = ((int)blockIdx.y * 2 + is_value) * block_tokens + position % block_tokens;
         int block = t.table[position / block_tokens];
         for (int column = 0; column < D; column += BOX_DIMS)
-            asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-                         "%3, %4}], [%5];" ::"r"(shared_address(shared + place_of(key, column))),
-                         "l"(map), "r"(column), "r"(row), "r"(block), "r"(shared_address(barrier))
-                         : "memory");
+            copy_box(shared + place_of(key, column), map, column, row, block, barrier);
     }
 }
 

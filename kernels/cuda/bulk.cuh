@@ -43,6 +43,17 @@ __device__ __forceinline__ void barrier_wait(uint64_t *barrier, int parity)
                  : "memory");
 }
 
+/* The box of a map of three dimensions that begins there, as large as the map says. */
+__device__ __forceinline__ void copy_box(unsigned char *shared, const CUtensorMap *map, int x, int y, int z,
+                                         uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+        "[%5];" ::"r"(shared_address(shared)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+        : "memory");
+}
+
 #endif
 
 typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,

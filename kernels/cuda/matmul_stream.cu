@@ -62,17 +62,6 @@ static __host__ __device__ int consumers(int tile)
 
 #if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
 
-/* As many boxes of 64 k-values as the map has at once. */
-__device__ __forceinline__ void copy_boxes(unsigned char *shared, const CUtensorMap *map, int row, int box,
-                                           uint64_t *barrier)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-        "[%5];" ::"r"(shared_address(shared)),
-        "l"(map), "r"(0), "r"(row), "r"(box), "r"(shared_address(barrier))
-        : "memory");
-}
-
 __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -123,9 +112,9 @@ __device__ __forceinline__ void feed_weights(const struct ring &ring, const stru
         }
         barrier_expect(ring.w_full + slot, ring.w_bytes);
         unsigned char *stage = ring.stages + slot * ring.stage_bytes;
-        copy_boxes(stage, map, tile * layout.tile, box, ring.w_full + slot);
+        copy_box(stage, map, 0, tile * layout.tile, box, ring.w_full + slot);
         if (SUMS == 2)
-            copy_boxes(stage + ring.w_bytes / 2, map, (int)layout.n + tile * layout.tile, box, ring.w_full + slot);
+            copy_box(stage + ring.w_bytes / 2, map, 0, (int)layout.n + tile * layout.tile, box, ring.w_full + slot);
     });
 }
 
@@ -136,8 +125,8 @@ __device__ __forceinline__ void feed_x(const struct ring &ring, const struct str
 {
     for_empty_stages(ring, layout, [&](int, int box, int slot) {
         barrier_expect(ring.x_full + slot, layout.n_boxes * ring.x_box_bytes);
-        copy_boxes(ring.stages + slot * ring.stage_bytes + ring.w_bytes, map, (int)blockIdx.y * TOKENS, box,
-                   ring.x_full + slot);
+        copy_box(ring.stages + slot * ring.stage_bytes + ring.w_bytes, map, 0, (int)blockIdx.y * TOKENS, box,
+                 ring.x_full + slot);
     });
 }
 
