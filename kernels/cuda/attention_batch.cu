@@ -48,9 +48,8 @@ template <int D> struct batch_ring {
             barrier_init(empty + i, 1);
         }
         for (int i = 0; i < S::N_WARPS; i++)
-            barrier_init(turn + i, 1);
+            barrier_init(turn + i, 32);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        barrier_arrive(turn + 0); /* nothing is ahead of the first piece */
     }
 };
 
@@ -247,9 +246,7 @@ __device__ __forceinline__ bool attend(batch_ring<D> *ring, typename batch_shape
         }
         if (!is_last)
             state->pairs[lane] = all;
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(ring->turn + (warp + 1) % S::N_WARPS);
+        barrier_arrive(ring->turn + (warp + 1) % S::N_WARPS); /* each lane, of what it has written */
         if (is_last) {
             bool is_spoilt = false;
 #pragma unroll
@@ -288,6 +285,8 @@ __global__ void __launch_bounds__(batch_shape<D>::N_THREADS, RESIDENT)
     if (threadIdx.x == 0)
         ring.open(shared);
     __syncthreads();
+    if (warp == S::N_WARPS)
+        barrier_arrive(ring.turn + 0); /* nothing is ahead of the first piece */
     let_next_begin();
     for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
          next_tile<false>(g, (int)blockIdx.y, PAIRS, &walk, &t, &pieces); n_before += pieces.end) {

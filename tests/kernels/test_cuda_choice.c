@@ -187,6 +187,8 @@ static void draws_agree(void)
         CU_ASSERT(n_other <= (kinds[kind].temperature > 0 && kinds[kind].top_p > 0 ? ROWS / 50 : 0));
         CU_ASSERT(memcmp(got, again, ROWS * sizeof *got) == 0);
         for (int r = 0; r < ROWS; r += 17) {
+            if (test_leaves_out())
+                continue;
             int32_t *alone = sample_on(gpu, x + r * VOCAB, 1, VOCAB, &sampling[r]);
             CU_ASSERT_EQUAL(alone[0], got[r]);
             free(alone);
@@ -221,6 +223,8 @@ static void draws_follow_the_row(void)
         for (int i = 0; i < N; i++)
             x[r * VOCAB + head[i]] = logits[i];
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        if (test_leaves_out())
+            continue;
         int counts[VOCAB] = {0};
         double sum = 0;
         for (int r = 0; r < DRAWS; r++) {
@@ -283,6 +287,8 @@ static void draws_from_hard_rows_agree(void)
     for (int r = 0; r < N_ROWS_HARD; r++)
         fill_hard_row(&seed, r, x + (size_t)r * VOCAB, VOCAB);
     for (int r = 0; r < N_ROWS_HARD; r++) {
+        if (test_leaves_out())
+            continue;
         struct dskv_sampling sampling[N_ALL];
         for (int i = 0; i < N_ALL; i++) {
             memcpy(rows + (size_t)i * VOCAB, x + (size_t)r * VOCAB, VOCAB * sizeof *x);

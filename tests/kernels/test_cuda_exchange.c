@@ -197,7 +197,7 @@ static void rounds_follow_each_other(void)
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct dskv_error error;
     struct dskv_device_options options = {.kind = "cuda"};
@@ -208,7 +208,7 @@ int main(void)
     }
     dskv_device_close(&peers[0]);
     int failures = 0;
-    for (int n = 1; n <= DSKV_MAX_PEERS; n++) {
+    for (int n = 1, most = argc > 1 ? atoi(argv[1]) : DSKV_MAX_PEERS; n <= most; n++) {
         printf("%d peers", n);
         open_peers(n);
         failures += dskv_run_tests("kernels.cuda_exchange",
