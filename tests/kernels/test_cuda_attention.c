@@ -312,6 +312,8 @@ static void large_batches_equal_alone(void)
     static const int head_dims[] = {128, 64, 96, 80}, block_sizes[] = {64, 16, 48, 32, 128};
     uint64_t seed = 12;
     for (int round = 0; round < ROUNDS; round++) {
+        if (round >= 8 && test_leaves_out()) /* the first are all sizes of heads and dtypes */
+            continue;
         enum dskv_dtype dtype = round / 4 % 2 ? DSKV_F16 : DSKV_BF16;
         struct shape shape = {.head_dim = head_dims[round % 4], .n_kv = 2 + test_random_below(&seed, MAX_GROUPS - 1)};
         int largest = round / 2 % 2 ? 8 : 4, longest = round % 3 ? 1 : 3;
@@ -325,7 +327,7 @@ static void large_batches_equal_alone(void)
         char what[100];
         snprintf(what, sizeof what, "a large batch, %d heads on %d of %d, %s, blocks of %d", s.n_heads, shape.n_kv,
                  shape.head_dim, dskv_dtype_name(dtype), s.kv.block_tokens);
-        float *expected = run_in_pieces(&s, round / 8 % 4 ? 31 : 5, 1);
+        float *expected = run_in_pieces(&s, round / 8 == 3 ? 5 : 31, 1);
         for (int times = 1; times <= 9; times += 4)
             expect_same_in_batch(&s, expected, times * ENOUGH / shape.n_kv + 1, longest, round % 5 == 0, &seed, what);
         free(expected);
