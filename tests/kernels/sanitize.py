@@ -4,7 +4,7 @@
     tests/kernels/sanitize.py build/release/bin/test_kernels_cuda
 
 Prints a line for each test and tool; keeps what the tool said where it is not clean.  Exit code: how many are not.
-Tests of many cases take every n-th (--every), which reaches each kernel; racecheck watches ours and not cuBLASLt's.
+Tests of many cases take every n-th (--every); racecheck watches our kernels and not cuBLASLt's.
 """
 import argparse
 import concurrent.futures

@@ -1,7 +1,9 @@
 /* Exchanges between 1 to 8 peers, which here are queues of one GPU: each has a region of its own, all reach all.
  *
- * Their kernels wait for each other, so all must run at once: few blocks in flight, or a wait between rounds.  Exit
- * code 77: there is no GPU here.
+ *     test_kernels_cuda_exchange [MOST]
+ *
+ * MOST: peers.  Their kernels wait for each other, so all must run at once: few blocks in flight, or a wait between
+ * rounds; under racecheck, which runs one at a time, MOST is 1.  Exit code 77: there is no GPU here.
  */
 #include "kernels/test_cuda.h"
 
