@@ -91,21 +91,12 @@ struct dskv_weight *test_weight(struct dskv_device *device, int64_t n, int64_t k
     return weight;
 }
 
-static int every(void)
-{
-    const char *n = getenv("DSKV_TEST_EVERY");
-    return n && atoi(n) > 1 ? atoi(n) : 1;
-}
-
 int test_leaves_out(void)
 {
     static int n_cases;
-    return n_cases++ % every() != 0;
-}
-
-int test_share(int n)
-{
-    return n / every() > 1 ? n / every() : 1;
+    const char *text = getenv("DSKV_TEST_EVERY");
+    int every = text ? atoi(text) : 1;
+    return every > 1 && n_cases++ % every != 0;
 }
 
 int test_same_bits(const char *what, const void *a, const void *b, size_t n_floats)

@@ -44,8 +44,6 @@ struct dskv_weight *test_weight(struct dskv_device *device, int64_t n, int64_t k
 /* True for a case that a test with many leaves out: with DSKV_TEST_EVERY=n in the environment, for all but every n-th,
  * since a sanitizer makes each take a hundred times as long. */
 int test_leaves_out(void);
-/* As many of n like cases as are then left, at least one. */
-int test_share(int n);
 
 /* 1 when the bits are equal; else prints the first difference and returns 0. */
 int test_same_bits(const char *what, const void *a, const void *b, size_t n_floats);

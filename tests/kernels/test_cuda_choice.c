@@ -169,25 +169,24 @@ enum { N_KINDS = sizeof kinds / sizeof *kinds };
 /* One function of logits, seed and position: nearly always the CPU's choice, always the same again and alone. */
 static void draws_agree(void)
 {
-    enum { MAX_ROWS = 200, VOCAB = 1500 };
-    const int rows = test_share(MAX_ROWS);
+    enum { ROWS = 200, VOCAB = 1500 };
     uint64_t seed = 21;
-    float *x = random_rows(&seed, rows, VOCAB);
+    float *x = random_rows(&seed, ROWS, VOCAB);
     for (int kind = 0; kind < N_KINDS; kind++) {
-        struct dskv_sampling sampling[MAX_ROWS];
-        for (int r = 0; r < rows; r++) {
+        struct dskv_sampling sampling[ROWS];
+        for (int r = 0; r < ROWS; r++) {
             sampling[r] = kinds[kind];
             sampling[r].seed = test_random(&seed);
             sampling[r].position = r * 31;
         }
-        int32_t *got = sample_on(gpu, x, rows, VOCAB, sampling), *again = sample_on(gpu, x, rows, VOCAB, sampling);
-        int32_t *expected = sample_on(cpu, x, rows, VOCAB, sampling);
+        int32_t *got = sample_on(gpu, x, ROWS, VOCAB, sampling), *again = sample_on(gpu, x, ROWS, VOCAB, sampling);
+        int32_t *expected = sample_on(cpu, x, ROWS, VOCAB, sampling);
         int n_other = 0;
-        for (int r = 0; r < rows; r++)
+        for (int r = 0; r < ROWS; r++)
             n_other += got[r] != expected[r];
-        CU_ASSERT(n_other <= (kinds[kind].temperature > 0 && kinds[kind].top_p > 0 ? MAX_ROWS / 50 : 0));
-        CU_ASSERT(memcmp(got, again, (size_t)rows * sizeof *got) == 0);
-        for (int r = 0; r < rows; r += 17) {
+        CU_ASSERT(n_other <= (kinds[kind].temperature > 0 && kinds[kind].top_p > 0 ? ROWS / 50 : 0));
+        CU_ASSERT(memcmp(got, again, ROWS * sizeof *got) == 0);
+        for (int r = 0; r < ROWS; r += 17) {
             int32_t *alone = sample_on(gpu, x + r * VOCAB, 1, VOCAB, &sampling[r]);
             CU_ASSERT_EQUAL(alone[0], got[r]);
             free(alone);
@@ -279,25 +278,24 @@ static void draws_from_hard_rows_agree(void)
                                                 {.temperature = 1e-30f, .top_p = 0.99f},
                                                 {.temperature = 1, .top_p = 0.95f, .top_k = 50, .min_p = 0.02f},
                                                 {.temperature = 1, .top_p = 0, .min_p = 1}};
-    enum { N_HARD = sizeof hard / sizeof *hard, MAX_ALL = N_HARD * N_DRAWS };
-    const int n_all = N_HARD * test_share(N_DRAWS);
+    enum { N_HARD = sizeof hard / sizeof *hard, N_ALL = N_HARD * N_DRAWS };
     uint64_t seed = 77;
     float *x = dskv_calloc((size_t)N_ROWS_HARD * VOCAB, sizeof *x),
-          *rows = dskv_calloc((size_t)n_all * VOCAB, sizeof *x);
+          *rows = dskv_calloc((size_t)N_ALL * VOCAB, sizeof *x);
     for (int r = 0; r < N_ROWS_HARD; r++)
         fill_hard_row(&seed, r, x + (size_t)r * VOCAB, VOCAB);
     for (int r = 0; r < N_ROWS_HARD; r++) {
-        struct dskv_sampling sampling[MAX_ALL];
-        for (int i = 0; i < n_all; i++) {
+        struct dskv_sampling sampling[N_ALL];
+        for (int i = 0; i < N_ALL; i++) {
             memcpy(rows + (size_t)i * VOCAB, x + (size_t)r * VOCAB, VOCAB * sizeof *x);
             sampling[i] = hard[i % N_HARD];
             sampling[i].seed = test_random(&seed);
             sampling[i].position = i;
         }
-        int32_t *got = sample_on(gpu, rows, n_all, VOCAB, sampling);
-        int32_t *expected = sample_on(cpu, rows, n_all, VOCAB, sampling);
+        int32_t *got = sample_on(gpu, rows, N_ALL, VOCAB, sampling);
+        int32_t *expected = sample_on(cpu, rows, N_ALL, VOCAB, sampling);
         int n_other = 0;
-        for (int i = 0; i < n_all; i++) {
+        for (int i = 0; i < N_ALL; i++) {
             int32_t *alone = sample_on(gpu, rows, 1, VOCAB, &sampling[i]);
             CU_ASSERT_EQUAL(alone[0], got[i]);
             free(alone);

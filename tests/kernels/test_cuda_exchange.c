@@ -203,6 +203,8 @@ int main(int argc, char **argv)
 {
     struct dskv_error error;
     struct dskv_device_options options = {.kind = "cuda"};
+    int most = argc > 1 ? atoi(argv[1]) : DSKV_MAX_PEERS;
+    DSKV_ASSERT(most >= 1 && most <= DSKV_MAX_PEERS, "1 to %d peers, not %s", DSKV_MAX_PEERS, argv[1]);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a queue of the GPU's for each of ours */
     if (dskv_device_open(&options, &peers[0], &error)) {
         printf("skipped: %s\n", error.message);
@@ -210,7 +212,7 @@ int main(int argc, char **argv)
     }
     dskv_device_close(&peers[0]);
     int failures = 0;
-    for (int n = 1, most = argc > 1 ? atoi(argv[1]) : DSKV_MAX_PEERS; n <= most; n++) {
+    for (int n = 1; n <= most; n++) {
         printf("%d peers", n);
         open_peers(n);
         failures += dskv_run_tests("kernels.cuda_exchange",
