@@ -8,7 +8,7 @@ import time
 import dskv
 import pytest
 from exact import same, same_kv, tokens
-from support.daemon import MODELS, Daemon, default_ranks, run
+from support.daemon import Daemon, default_ranks, replay, run
 
 ON, OFF = ["--queue-ahead", "on"], ["--queue-ahead", "off"]
 
@@ -188,7 +188,7 @@ def test_a_trace_with_references_is_replayed(tmp_path, ranks):
             with dskv.connect(daemon.endpoint) as client:
                 for temperature in (0.0, 1.0):
                     client.generate(ids, max_tokens=12, ignore_eos=True, temperature=temperature, seed=5)
-        result = run(["--model", MODELS / "atlas-llama", "--replay", path, "--log-level", "debug"], ranks=ranks)
+        result = replay("atlas-llama", path, "--log-level", "debug", ranks=ranks)
         assert result.returncode == 0, result.stderr
         lines = [line for line in result.stdout.splitlines()]
         assert ("of the step before draws" in result.stdout) == (name == "on")
@@ -204,7 +204,7 @@ def test_a_trace_that_begins_with_references_is_refused(tmp_path):
     whole = path.read_bytes()
     first_bytes = int.from_bytes(whole[16:24], "little")
     path.write_bytes(whole[first_bytes:])
-    result = run(["--model", MODELS / "atlas-gpt2", "--replay", path])
+    result = replay("atlas-gpt2", path)
     assert result.returncode == 2 and "no row of the plan before" in result.stderr, result.stderr
 
 

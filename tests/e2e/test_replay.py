@@ -5,9 +5,9 @@ import re
 import pytest
 
 import dskv
-from support.daemon import MODELS, Daemon, environment_options, run
+from support.daemon import Daemon, replay
 
-ATLAS = MODELS / "atlas-gpt2"
+BLOCKS = ["--block-tokens", "16"]
 PROMPT = [352, 303, 275, 1646, 26]
 
 
@@ -15,18 +15,13 @@ PROMPT = [352, 303, 275, 1646, 26]
 def trace(tmp_path_factory):
     """A file of plans with every kind of row, copied blocks and drawn tokens, and how many steps they were."""
     path = tmp_path_factory.mktemp("trace") / "plans"
-    with Daemon(ranks=1, options=["--trace-plans", path, "--block-tokens", "16"]) as daemon:
+    with Daemon(ranks=1, options=[*BLOCKS, "--trace-plans", path]) as daemon:
         with dskv.connect(daemon.endpoint) as client:
             a = client.forward(PROMPT * 8, logits="all", argmax=True, topk=3, score=True)
             client.forward([5, 6], prefix=a.cache[:20], logits="last")
             client.generate([1705], prefix=a.cache, max_tokens=5, temperature=1.0, seed=7, ignore_eos=True)
             steps = client.stats()["steps"]
     return path, steps
-
-
-def replay(path, *options, **how):
-    command = ["--model", ATLAS, "--block-tokens", "16", "--replay", path, *environment_options(), *options]
-    return run(command, **how)
 
 
 def lines_of(result):
@@ -37,21 +32,21 @@ def lines_of(result):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_two_replays_are_the_same(trace, ranks):
     path, steps = trace
-    first = lines_of(replay(path, ranks=ranks))
+    first = lines_of(replay("atlas-gpt2", path, *BLOCKS, ranks=ranks))
     assert len(first) == steps
     assert first[0].startswith("step 1 tokens 40 rows 40 results ")
-    assert lines_of(replay(path, "--max-batch-tokens", "600", ranks=ranks)) == first
+    assert lines_of(replay("atlas-gpt2", path, *BLOCKS, "--max-batch-tokens", "600", ranks=ranks)) == first
 
 
 def test_another_model_gives_other_results(trace):
     path, _ = trace
-    other = run(["--model", MODELS / "atlas-llama", "--block-tokens", "16", "--replay", path])
-    assert lines_of(other)[0] != lines_of(replay(path))[0]
+    other = replay("atlas-llama", path, *BLOCKS)
+    assert lines_of(other)[0] != lines_of(replay("atlas-gpt2", path, *BLOCKS))[0]
 
 
 def test_debug_prints_the_plans(trace):
     path, steps = trace
-    result = replay(path, "--log-level", "debug")
+    result = replay("atlas-gpt2", path, *BLOCKS, "--log-level", "debug")
     assert result.returncode == 0
     assert sum(line.startswith("plan of step ") for line in result.stdout.splitlines()) == steps
 
@@ -61,22 +56,22 @@ def test_plans_that_do_not_fit(trace):
     for options in (["--block-tokens", "64"],
                     ["--block-tokens", "16", "--max-batch-tokens", "8", "--max-sequences", "1"],
                     ["--block-tokens", "16", "--max-model-len", "16"]):
-        result = run(["--model", ATLAS, "--replay", path, *options])
+        result = replay("atlas-gpt2", path, *options)
         assert result.returncode == 2 and re.search(r"dskvd: --replay: plan \d: ", result.stderr), result.stderr
 
 
 def test_what_was_computed_is_told_when_a_later_plan_fails(trace, tmp_path):
     path, steps = trace
     (tmp_path / "cut").write_bytes(path.read_bytes()[:-1])
-    result = replay(tmp_path / "cut")
+    result = replay("atlas-gpt2", tmp_path / "cut", *BLOCKS)
     assert result.returncode == 2 and f"plan {steps}: " in result.stderr
-    assert result.stdout.splitlines() == lines_of(replay(path))[:-1]
+    assert result.stdout.splitlines() == lines_of(replay("atlas-gpt2", path, *BLOCKS))[:-1]
 
 
 def test_results_that_cannot_be_written_are_an_error(trace):
     path, _ = trace
     with open("/dev/full", "w") as full:
-        result = replay(path, stdout=full)
+        result = replay("atlas-gpt2", path, *BLOCKS, stdout=full)
     assert result.returncode == 2 and "cannot be written" in result.stderr
 
 
@@ -92,5 +87,5 @@ def test_damaged_traces_are_refused_or_run(trace, tmp_path):
             for _ in range(1 + n):
                 data[chance.randrange(2048)] = chance.randrange(256)
         (tmp_path / "damaged").write_bytes(data)
-        result = replay(tmp_path / "damaged")
+        result = replay("atlas-gpt2", tmp_path / "damaged", *BLOCKS)
         assert result.returncode in (0, 2), f"seed {seed}, trace {n}: {result.returncode}\n{result.stderr}"

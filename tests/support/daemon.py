@@ -105,6 +105,11 @@ def run(arguments, ranks=1, timeout=60, with_mpirun=None, env=None, stdout=subpr
         place.close()
 
 
+def replay(model, path, *options, **how):
+    """What run gives for the model on the plans of this file, with the environment's options before these."""
+    return run(["--model", model_directory(model), "--replay", path, *environment_options(), *options], **how)
+
+
 class Daemon:
     """One dskvd; a context manager. The default number of ranks is the environment's DSKV_TEST_RANKS, else 1; one rank is
     started without mpirun unless with_mpirun says otherwise. The environment's options come before its own."""
