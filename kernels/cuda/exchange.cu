@@ -1,24 +1,27 @@
 /* Exchanges with peers: devices that reach each other's memory.  Kernels wait for each other's, the host for none.
  *
- * A small part travels with flags in its data: a block writes each 16 bytes of its own as two lines of {4 bytes, epoch,
- * 4 bytes, epoch} into a box of every peer, whose block of the same number reads them as soon as both epochs are there;
- * eight bytes arrive whole.  Nothing is asked of the peer, so one way through the link is all that it takes.  A large
- * part is read, or written, where it lies, between two meetings of all blocks of one number.
+ * A small part is told from its place by itself: a block writes its own into a box of every peer, whose block of the
+ * same number reads a line as soon as it has come.  Nothing is asked of the peer, so one way through the link is all
+ * that it takes.  Parts of sums travel inverted and are what is not 0: a word whose bits are all 1, which is no number,
+ * becomes another that is none, and who has read a line puts zeros back.  What may hold any bits travels with flags:
+ * two lines of {4 bytes, epoch, 4 bytes, epoch} for 16 bytes.  A large part is read, or written, where it lies, between
+ * two meetings of all blocks of one number.
  *
  * Epochs count in device memory, one counter for each box and each meeting place, so that a recording can be replayed.
  * Two sets of boxes take turns: whoever writes epoch e + 2 into a set has read epoch e + 1 of every peer, and a peer
- * sends e + 1 only when its kernel that read e is over.  (A line holds the epoch of its last use; to be taken for a new
- * one it would have to lie unused while its box counts all 2^32 of them.)
+ * sends e + 1 only when its kernel that read e, and put zeros back, is over.  (A line with flags holds the epoch of its
+ * last use; to be taken for a new one it would have to lie unused while its box counts all 2^32 of them.)
  *
- * A region: the slot, the parts of n peers, and here struct words and the boxes, [2][n][MAX_BOXES][2][BOX_UNITS] lines.
- * A unit is 16 bytes.  Sums run in the peers' order, in f32, on every path alike.
+ * A region: the slot, the parts of n peers, and here struct words and two sets of boxes, of n senders each, first those
+ * with flags.  A unit is 16 bytes.  Sums run in the peers' order, in f32, on every path alike.
  */
 #include "cuda/norm.cuh"
 
 #include <string.h>
+#include <type_traits>
 
-enum { UNIT_BYTES = 16, MAX_BOXES = 128, BOX_UNITS = 1024, FLAT_THREADS = 512, MEETING_BLOCKS = 64, GROUP = 4 };
-#define SMALL_BYTES ((size_t)1 << 20) /* a device sends at most twice this; above, a second meeting costs less */
+enum { UNIT_BYTES = 16, MAX_BOXES = 128, FLAT_THREADS = 512, MEETING_BLOCKS = 64, GROUP = 4 };
+#define SMALL_BYTES ((size_t)1 << 20) /* of a sum that a device sends at most; above, a second meeting costs less */
 
 struct words {
     unsigned box_epochs[MAX_BOXES];
@@ -45,16 +48,10 @@ __device__ __forceinline__ unit *part_of(const dskv_exchange &x, int peer, int f
 
 /* ---- small parts: boxes ------------------------------------------------------------------------- */
 
-/* The first line of a unit in the box of `peer` that takes what `from` sends; the second is BOX_UNITS further. */
-__device__ __forceinline__ uint4 *lines_of(const dskv_exchange &x, int peer, int from, unsigned epoch, int box, int at)
+/* A line of 16 bytes; its words come one by one. */
+__device__ __forceinline__ void post_line(uint4 *line, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
-    uint4 *boxes = (uint4 *)(words_of(x, peer) + 1);
-    return boxes + ((((size_t)(epoch & 1) * x.n + from) * MAX_BOXES + box) * 2) * BOX_UNITS + at;
-}
-
-__device__ __forceinline__ void post_line(uint4 *line, uint32_t low, uint32_t high, unsigned epoch)
-{
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(line), "r"(low), "r"(epoch), "r"(high)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 __device__ __forceinline__ uint4 read_line(const uint4 *line)
@@ -67,43 +64,119 @@ __device__ __forceinline__ uint4 read_line(const uint4 *line)
     return x;
 }
 
+/* A unit of any bits, on its way. */
+struct flagged {
+    enum { BOX_UNITS = FLAT_THREADS, LINES = 2 };
+    uint4 a, b;
+
+    static __device__ __forceinline__ void post(uint4 *lines, const unit &x, unsigned epoch)
+    {
+        post_line(lines, x.at[0], epoch, x.at[1], epoch);
+        post_line(lines + BOX_UNITS, x.at[2], epoch, x.at[3], epoch);
+    }
+    __device__ __forceinline__ void look(const uint4 *lines)
+    {
+        a = read_line(lines);
+        b = read_line(lines + BOX_UNITS);
+    }
+    __device__ __forceinline__ bool has_come(unsigned epoch) const
+    {
+        return a.y == epoch && a.w == epoch && b.y == epoch && b.w == epoch;
+    }
+    __device__ __forceinline__ unit get() const
+    {
+        return {{a.x, a.z, b.x, b.z}};
+    }
+    static __device__ __forceinline__ void clear(uint4 *)
+    {
+    }
+};
+
+/* A unit of numbers, on its way. */
+struct inverted {
+    enum { BOX_UNITS = NORM_MAX_THREADS, LINES = 1 };
+    uint4 a;
+
+    /* Never 0.  What is no number in any type stays none. */
+    static __device__ __forceinline__ uint32_t word_of(uint32_t x)
+    {
+        return x == ~0u ? ~0x7fff7fffu : ~x;
+    }
+    static __device__ __forceinline__ void post(uint4 *line, const unit &x, unsigned)
+    {
+        post_line(line, word_of(x.at[0]), word_of(x.at[1]), word_of(x.at[2]), word_of(x.at[3]));
+    }
+    __device__ __forceinline__ void look(const uint4 *line)
+    {
+        a = read_line(line);
+    }
+    __device__ __forceinline__ bool has_come(unsigned) const
+    {
+        return a.x && a.y && a.z && a.w;
+    }
+    __device__ __forceinline__ unit get() const
+    {
+        return {{~a.x, ~a.y, ~a.z, ~a.w}};
+    }
+    static __device__ __forceinline__ void clear(uint4 *line)
+    {
+        post_line(line, 0, 0, 0, 0);
+    }
+};
+
+/* Lines of the boxes of n senders. */
+template <typename L> __host__ __device__ constexpr size_t lines_in(int32_t n)
+{
+    return (size_t)2 * n * MAX_BOXES * L::LINES * L::BOX_UNITS;
+}
+
+/* Where a unit's first line is in the box of `peer` that takes what `from` sends; the second is BOX_UNITS further. */
+template <typename L>
+__device__ __forceinline__ uint4 *lines_of(const dskv_exchange &x, int peer, int from, unsigned epoch, int box, int at)
+{
+    uint4 *boxes = (uint4 *)(words_of(x, peer) + 1);
+    if (std::is_same<L, inverted>::value)
+        boxes += lines_in<flagged>(x.n);
+    return boxes + (((size_t)(epoch & 1) * x.n + from) * MAX_BOXES + box) * (L::LINES * L::BOX_UNITS) + at;
+}
+
+template <typename L>
 __device__ __forceinline__ void post(const dskv_exchange &x, unsigned epoch, int box, int at, const unit &mine)
 {
     for (int i = 1; i < x.n; i++) {
         int peer = x.self + i < x.n ? x.self + i : x.self + i - x.n; /* not all to the same one at a time */
-        uint4 *line = lines_of(x, peer, x.self, epoch, box, at);
-        post_line(line, mine.at[0], mine.at[1], epoch);
-        post_line(line + BOX_UNITS, mine.at[2], mine.at[3], epoch);
+        L::post(lines_of<L>(x, peer, x.self, epoch, box, at), mine, epoch);
     }
 }
 /* Calls use(peer, unit) for every peer in order, this one included, with what it sent.  G: how many are looked for at a
  * time, since each look takes its time. */
-template <int G, typename F>
+template <typename L, int G, typename F>
 __device__ __forceinline__ void receive(const dskv_exchange &x, unsigned epoch, int box, int at, const unit &mine,
                                         F use)
 {
     for (int first = 0; first < x.n; first += G) {
-        uint4 a[G], b[G];
+        L theirs[G];
+        auto sends = [&](int i) { return first + i < x.n && first + i != x.self; };
         bool is_complete;
         do {
 #pragma unroll
             for (int i = 0; i < G; i++)
-                if (first + i < x.n && first + i != x.self) {
-                    const uint4 *line = lines_of(x, x.self, first + i, epoch, box, at);
-                    a[i] = read_line(line);
-                    b[i] = read_line(line + BOX_UNITS);
-                }
+                if (sends(i))
+                    theirs[i].look(lines_of<L>(x, x.self, first + i, epoch, box, at));
             is_complete = true;
 #pragma unroll
             for (int i = 0; i < G; i++)
-                if (first + i < x.n && first + i != x.self)
-                    is_complete =
-                        is_complete && a[i].y == epoch && a[i].w == epoch && b[i].y == epoch && b[i].w == epoch;
+                if (sends(i))
+                    is_complete = is_complete && theirs[i].has_come(epoch);
         } while (!is_complete);
 #pragma unroll
         for (int i = 0; i < G; i++)
+            if (sends(i))
+                L::clear(lines_of<L>(x, x.self, first + i, epoch, box, at));
+#pragma unroll
+        for (int i = 0; i < G; i++)
             if (first + i < x.n)
-                use(first + i, first + i == x.self ? mine : unit{{a[i].x, a[i].z, b[i].x, b[i].z}});
+                use(first + i, first + i == x.self ? mine : theirs[i].get());
     }
 }
 
@@ -147,8 +220,8 @@ __device__ __forceinline__ neighbours<T, UNIT_BYTES / sizeof(T)> add_units(const
                                                                            int box, int at, const unit &mine)
 {
     unit_sum<T> sum;
-    post(x, epoch, box, at, mine);
-    receive<G>(x, epoch, box, at, mine, [&](int peer, const unit &theirs) { sum.add(theirs, peer == 0); });
+    post<inverted>(x, epoch, box, at, mine);
+    receive<inverted, G>(x, epoch, box, at, mine, [&](int peer, const unit &theirs) { sum.add(theirs, peer == 0); });
     return sum.rounded();
 }
 
@@ -177,8 +250,8 @@ __global__ void __launch_bounds__(FLAT_THREADS)
     unsigned epoch = begin_epoch(x);
     if (at < n_units) {
         unit mine = slot_of(x, x.self)[at];
-        post(x, epoch, (int)blockIdx.x, (int)threadIdx.x, mine);
-        receive<G>(x, epoch, (int)blockIdx.x, (int)threadIdx.x, mine, [&](int peer, const unit &theirs) {
+        post<flagged>(x, epoch, (int)blockIdx.x, (int)threadIdx.x, mine);
+        receive<flagged, G>(x, epoch, (int)blockIdx.x, (int)threadIdx.x, mine, [&](int peer, const unit &theirs) {
             if (peer != x.self)
                 part_of(x, x.self, peer)[at] = theirs;
         });
@@ -302,7 +375,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
 
 extern "C" size_t dskv_cuda_exchange_bytes(int32_t n)
 {
-    return sizeof(words) + (size_t)2 * n * MAX_BOXES * 2 * BOX_UNITS * UNIT_BYTES;
+    return sizeof(words) + (lines_in<flagged>(n) + lines_in<inverted>(n)) * UNIT_BYTES;
 }
 
 static bool is_small(const dskv_exchange &x, size_t bytes)

@@ -108,6 +108,43 @@ static void sums_have_the_order_of_the_peers(void)
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
+/* Whatever the bits: zeros of both signs, infinities, and what is no number, all bits 1 among them. */
+static void sums_of_any_bits(void)
+{
+    enum { N_WORDS = 40000, BYTES = N_WORDS * 4 };
+    static const uint32_t rare[] = {~0u,         0,           0x80000000u, 0x80008000u,
+                                    0xffff0000u, 0x0000ffffu, 0x7f800000u, 0xfc007c00u};
+    uint64_t seed = 31;
+    uint32_t *words = dskv_calloc(N_WORDS, sizeof *words);
+    void *partials[DSKV_MAX_PEERS], *sum = dskv_device_alloc(peers[0], BYTES);
+    int wrong = 0;
+    for (int i = 0; i < n_peers; i++) {
+        for (int j = 0; j < N_WORDS; j++)
+            words[j] = test_random_below(&seed, 3) ? (uint32_t)test_random(&seed) : rare[test_random_below(&seed, 8)];
+        partials[i] = test_put_bytes(peers[0], words, BYTES);
+        dskv_device_upload(peers[i], dskv_exchange_slot(&exchanges[i]), words, BYTES);
+    }
+    sync_peers();
+    for (int t = 0; t < 3; t++) {
+        int64_t n = BYTES / (int64_t)dskv_dtype_bytes(dtypes[t]);
+        dskv_op_sum(peers[0],
+                    &(struct dskv_sum){(const void *const *)partials, n_peers, dskv_tensor(sum, dtypes[t], 1, n)});
+        dskv_device_download(peers[0], words, sum, BYTES);
+        for (int i = 0; i < n_peers; i++)
+            dskv_op_exchange_add(
+                peers[i], &(struct dskv_exchange_add){&exchanges[i],
+                                                      dskv_tensor(dskv_exchange_sum(&exchanges[i]), dtypes[t], 1, n)});
+        sync_peers();
+        for (int i = 0; i < n_peers; i++)
+            wrong += device_differs(peers[i], dskv_exchange_sum(&exchanges[i]), words, BYTES);
+    }
+    for (int i = 0; i < n_peers; i++)
+        dskv_device_free(peers[0], partials[i], BYTES);
+    dskv_device_free(peers[0], sum, BYTES);
+    free(words);
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
 static void parts_arrive_whole(void)
 {
     static const size_t sizes[] = {1, 16, 100, 4096, 50000, 300000, SLOT_BYTES};
@@ -218,6 +255,7 @@ int main(int argc, char **argv)
         failures += dskv_run_tests("kernels.cuda_exchange",
                                    (struct dskv_test[]){
                                        {"sums have the order of the peers", sums_have_the_order_of_the_peers},
+                                       {"sums of any bits", sums_of_any_bits},
                                        {"parts arrive whole", parts_arrive_whole},
                                        {"rounds follow each other", rounds_follow_each_other},
                                        {NULL, NULL},
