@@ -181,7 +181,7 @@ void dskv_op_attention(struct dskv_device *device, const struct dskv_attention *
     check_same_dtype("attention", &p->q, &p->out);
     DSKV_ASSERT(p->n_work >= 0 && p->n_heads_local <= DSKV_MAX_HEADS, "attention: %d works, %d heads", p->n_work,
                 p->n_heads_local);
-    if (p->n_work == 0 || p->n_heads_local == 0)
+    if (p->n_work == 0 || p->n_heads_local == 0 || p->q.rows == 0)
         return;
     device->ops->attention(device, p);
     trace(device, "attention", &p->out);
@@ -342,8 +342,11 @@ void dskv_op_report(struct dskv_device *device, const struct dskv_report *p)
     DSKV_ASSERT(p->to.turn && p->offset % 4 == 0 && p->offset >= sizeof(struct dskv_turn_times) && p->n_parts >= 0 &&
                     p->n_parts <= DSKV_MAX_REPORT_PARTS,
                 "report: %d parts at %zu", p->n_parts, p->offset);
-    for (int32_t i = 0; i < p->n_parts; i++)
-        DSKV_ASSERT(p->bytes[i] % 4 == 0, "report: part %d has %zu bytes", i, p->bytes[i]);
+    size_t bytes = 0;
+    for (int32_t i = 0; i < p->n_parts; i++) {
+        bytes += p->bytes[i];
+        DSKV_ASSERT(p->bytes[i] % 4 == 0 && bytes <= INT32_MAX, "report: part %d has %zu bytes", i, p->bytes[i]);
+    }
     if (p->n_parts || p->passes_turn)
         device->ops->report(device, p);
 }

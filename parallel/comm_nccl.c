@@ -29,11 +29,10 @@ static size_t memory_bytes(const struct gathered *gathered)
 static enum dskv_exit gathered_open(const struct dskv_comm_options *options, void **state, struct dskv_error *error)
 {
     struct gathered *gathered = dskv_calloc(1, sizeof *gathered);
-    *gathered =
-        (struct gathered){.device = options->device,
-                          .nccl = options->nccl,
-                          .n_ranks = options->peers->n_ranks,
-                          .stride = (options->slot_bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE};
+    *gathered = (struct gathered){.device = options->device,
+                                  .nccl = options->nccl,
+                                  .n_ranks = options->peers->n_ranks,
+                                  .stride = dskv_whole_lines(options->slot_bytes)};
     gathered->memory = dskv_device_alloc(options->device, memory_bytes(gathered));
     if (!gathered->memory) {
         enum dskv_exit code =
@@ -61,7 +60,7 @@ static void *gathered_slot(void *state)
 static enum dskv_exit gathered_exchange(void *state, size_t bytes, const void *const **slots, struct dskv_error *error)
 {
     struct gathered *gathered = state;
-    bytes = (bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE; /* parts lie one after the other */
+    bytes = dskv_whole_lines(bytes); /* parts lie one after the other */
     for (int32_t r = 0; r < gathered->n_ranks; r++)
         gathered->slots[r] = gathered->memory + gathered->stride + (size_t)r * bytes;
     *slots = gathered->slots;

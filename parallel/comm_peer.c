@@ -1,6 +1,6 @@
 /* Comm of several ranks whose GPUs reach each other's memory: the device's own exchanges do all of it.
  *
- * A region holds the slot, what came of the others, and the device's mailboxes; all ranks' regions are one window.
+ * A region holds the slot, what came of the others, and the device's boxes; all ranks' regions are one window.
  * Nothing waits on the host: a rank that is gone shows as a device that does not finish, which whoever waits for it
  * looks after. */
 #include "parallel/comm.h"

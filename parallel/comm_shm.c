@@ -26,14 +26,9 @@ struct shm {
     void *small_sum; /* ONE_SHOT_BYTES of this rank's own */
 };
 
-static size_t aligned_slot_bytes(size_t slot_bytes)
-{
-    return (slot_bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
-}
-
 size_t dskv_comm_shared_bytes(int32_t n_ranks, size_t slot_bytes)
 {
-    return n_ranks == 1 ? 0 : sizeof(struct dskv_meeting) + 2 * (size_t)n_ranks * aligned_slot_bytes(slot_bytes);
+    return n_ranks == 1 ? 0 : sizeof(struct dskv_meeting) + 2 * (size_t)n_ranks * dskv_whole_lines(slot_bytes);
 }
 
 static int serves(const struct dskv_comm_options *options)
@@ -53,7 +48,7 @@ static enum dskv_exit shm_open_comm(const struct dskv_comm_options *options, voi
     shm->small_sum = small_sum;
     char *next = (char *)(shm->meeting + 1);
     for (int set = 0; set < 2; set++)
-        for (int32_t r = 0; r < shm->peers->n_ranks; r++, next += aligned_slot_bytes(options->slot_bytes))
+        for (int32_t r = 0; r < shm->peers->n_ranks; r++, next += dskv_whole_lines(options->slot_bytes))
             shm->slots[set][r] = next;
     *state = shm;
     return DSKV_EXIT_OK;

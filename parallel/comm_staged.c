@@ -32,7 +32,7 @@ static int serves(const struct dskv_comm_options *options)
 
 static enum dskv_exit staged_open(const struct dskv_comm_options *options, void **state, struct dskv_error *error)
 {
-    size_t stride = (options->slot_bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
+    size_t stride = dskv_whole_lines(options->slot_bytes);
     size_t n_ranks = (size_t)options->peers->n_ranks;
     void *memory = dskv_device_alloc(options->device, n_ranks * stride);
     if (!memory)

@@ -42,10 +42,11 @@ static enum dskv_exit check_options(const struct dskv_engine_options *options, c
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--max-model-len is %d, but the model's context is %d",
                               (int)info->max_model_len, (int)info->model.max_context);
     if (info->max_batch_tokens < 1 || info->max_sequences < 1 ||
-        (int64_t)info->max_batch_tokens + info->max_sequences > DSKV_PLAN_MAX_COUNT)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE,
-                              "--max-batch-tokens %d and --max-sequences %d are not a step's size",
-                              (int)info->max_batch_tokens, (int)info->max_sequences);
+        (int64_t)info->max_batch_tokens + info->max_sequences > DSKV_MAX_STEP_ROWS)
+        return dskv_fail_exit(
+            error, DSKV_EXIT_USAGE,
+            "--max-batch-tokens %d and --max-sequences %d: both must be 1 or more, together %d at most",
+            (int)info->max_batch_tokens, (int)info->max_sequences, DSKV_MAX_STEP_ROWS);
     if (block < DSKV_MIN_BLOCK_TOKENS || block > DSKV_MAX_BLOCK_TOKENS || (block & (block - 1)))
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--block-tokens is %d; it must be 16, 32, 64, 128 or 256",
                               (int)block);

@@ -7,7 +7,7 @@
 size_t dskv_piece_data_offset(int32_t n_blocks)
 {
     size_t bytes = sizeof(struct dskv_piece_head) + (size_t)n_blocks * sizeof(int32_t);
-    return (bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
+    return dskv_whole_lines(bytes);
 }
 
 size_t dskv_piece_heads_bytes(const struct dskv_engine *engine, const struct dskv_piece_head *piece, int32_t n_heads)
@@ -21,8 +21,7 @@ static struct dskv_kv_dense dense_piece(const struct dskv_engine *engine, const 
                                         int32_t first_head, int32_t n_heads)
 {
     char *slot = dskv_comm_slot(engine->comm);
-    size_t at = dskv_piece_heads_bytes(engine, piece, n_heads);
-    at = (at + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
+    size_t at = dskv_whole_lines(dskv_piece_heads_bytes(engine, piece, n_heads));
     dskv_device_upload(engine->device, slot + at, piece + 1, (size_t)piece->n_blocks * sizeof(int32_t));
     return (struct dskv_kv_dense){.kv = engine->kv,
                                   .layer = piece->layer,

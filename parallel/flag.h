@@ -17,6 +17,12 @@
 
 #define DSKV_CACHE_LINE 64
 
+/* The bytes of as many whole lines as hold these. */
+static inline size_t dskv_whole_lines(size_t bytes)
+{
+    return (bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
+}
+
 struct dskv_flag { /* zero: nothing was set */
     _Alignas(DSKV_CACHE_LINE) _Atomic uint32_t value;
     _Atomic uint32_t n_sleepers;

@@ -40,18 +40,13 @@ struct slot_layout {
     size_t top_values, top_ids, logits; /* offsets; stats at 0 */
 };
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
-}
-
 /* A shard's word on the chunk: stats, best values, best ids; all that lies before the logits. */
 static struct slot_layout slot_layout(int64_t rows, int32_t k)
 {
     struct slot_layout layout;
-    layout.top_values = aligned((size_t)rows * sizeof(struct dskv_row_stats));
-    layout.top_ids = layout.top_values + aligned((size_t)rows * (size_t)k * sizeof(float));
-    layout.logits = layout.top_ids + aligned((size_t)rows * (size_t)k * sizeof(int32_t));
+    layout.top_values = dskv_whole_lines((size_t)rows * sizeof(struct dskv_row_stats));
+    layout.top_ids = layout.top_values + dskv_whole_lines((size_t)rows * (size_t)k * sizeof(float));
+    layout.logits = layout.top_ids + dskv_whole_lines((size_t)rows * (size_t)k * sizeof(int32_t));
     return layout;
 }
 
@@ -95,7 +90,7 @@ const int32_t *dskv_select_drawn(const struct dskv_select_state *state)
 static void *carve(const struct dskv_select_state *s, size_t *at, size_t bytes)
 {
     void *place = s->memory ? (char *)s->memory + *at : NULL;
-    *at += aligned(bytes);
+    *at += dskv_whole_lines(bytes);
     return place;
 }
 

@@ -37,7 +37,7 @@ static size_t head_bytes(int32_t n_ranks)
 
 size_t dskv_stream_bytes(int32_t n_ranks, size_t payload_bytes)
 {
-    return head_bytes(n_ranks) + (payload_bytes + DSKV_CACHE_LINE - 1) / DSKV_CACHE_LINE * DSKV_CACHE_LINE;
+    return head_bytes(n_ranks) + dskv_whole_lines(payload_bytes);
 }
 
 struct dskv_stream *dskv_stream_open(void *memory, size_t payload_bytes, const struct dskv_peers *peers)

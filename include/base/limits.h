@@ -1,4 +1,4 @@
-/* Every maximum of dskvd, in one place.  What clients must know of them is announced by `info` and `hello`. */
+/* Maxima that users or several rooms meet.  What clients must know of them is announced by `info` and `hello`. */
 #ifndef DSKV_BASE_LIMITS_H
 #define DSKV_BASE_LIMITS_H
 
@@ -10,8 +10,11 @@
 #define DSKV_MAX_VOCAB (1 << 22)
 #define DSKV_MAX_CONTEXT (1 << 24)
 #define DSKV_MAX_END_TOKENS 32
+
+/* The job. */
 #define DSKV_MAX_RANKS 64
-#define DSKV_LOST_TEXT 96 /* what is said of a rank that is lost */
+#define DSKV_LOST_TEXT 96        /* what is said of a rank that is lost */
+#define DSKV_MAX_STEP_ROWS 65535 /* tokens and sequences of a step together; a GPU's grid has no more rows */
 
 /* MLP columns and vocabulary are split over ranks in units of this many. */
 #define DSKV_SPLIT_UNIT 64

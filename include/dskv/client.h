@@ -88,7 +88,8 @@ struct dskv_server_info {
     const int32_t *end_tokens; /* [n_end_tokens] */
     /* limits of one request or reply */
     int64_t max_request_bytes, max_reply_bytes;
-    int32_t max_sequences, max_topk, max_stops, max_stop_tokens;
+    int32_t max_sequences; /* of dskv_forward_many, not the server's --max-sequences */
+    int32_t max_topk, max_stops, max_stop_tokens;
 };
 DSKV_API enum dskv_code dskv_info(struct dskv_client *client, int32_t timeout_ms, struct dskv_server_info **info,
                                   struct dskv_error *error);
@@ -182,7 +183,8 @@ struct dskv_output {
 };
 
 /* Errors: empty_request, no_row, token_out_of_range, too_long, unknown_cache, cut_past_end, pool_full, busy,
- * reply_too_large, draining, and those of every call: timeout, unreachable, bad_value, bad_message, internal. */
+ * reply_too_large, not_finite, draining, and those of every call: timeout, unreachable, bad_value, bad_message,
+ * unsupported, internal. */
 DSKV_API enum dskv_code dskv_forward(struct dskv_client *client, const struct dskv_forward_options *options,
                                      struct dskv_output **output, struct dskv_error *error);
 DSKV_API void dskv_output_free(struct dskv_output **output);

@@ -10,13 +10,15 @@
  * The rules of bits (the numbers are part of the contract; tests compare bits over rows, threads and vector paths):
  *
  * - matmul: y[m][n] is one f32 accumulator over k ascending, acc = fma(x[m][k], w[n][k], acc) from acc = 0; then
- *   + bias[n], rounded once to y's dtype.  The same for every number of rows and wherever a row stands.
+ *   + bias[n], rounded once to y's dtype.  The same for every number of rows and wherever a row stands.  (cuda, f16 and
+ *   bf16: k in steps of 16, the products of each in the hardware's order.)
  * - attention: a score is one accumulator over the head's dimensions ascending, then * scale.  Keys are cut at absolute
  *   positions into pieces of DSKV_KEY_PIECE; each piece starts afresh (its maximum, weights exp(s - max), their sum in
  *   one fixed shape, values accumulated over keys ascending), a masked key's weight is selected to 0, a fully masked
  *   piece is skipped, and pieces merge in ascending order.
  * - norm: the shape of its sums depends on the width alone.
- * - exp, tanh, erf, rsqrt: our own or exactly rounded ones; on a CPU one formula for vector bodies and tails.
+ * - exp, tanh, erf, rsqrt: on a CPU our own or exactly rounded ones, one formula for vector bodies and tails; on cuda
+ *   those of CUDA's library, and 2^x of the hardware for weights of keys.
  * - what fuses several operations rounds where they do, one after the other.
  */
 #ifndef DSKV_KERNELS_OPS_H
@@ -50,8 +52,8 @@ void dskv_device_close(struct dskv_device **device);
 const char *dskv_device_kind(const struct dskv_device *device);
 /* A name for people: "cpu (avx512, 2 threads)". */
 const char *dskv_device_name(const struct dskv_device *device);
-/* What fixes this device's arithmetic, for the numerics id: "cpu-16x1".  The same for all vector paths that agree in
- * bits. */
+/* What fixes this device's arithmetic, for the numerics id: "cpu-16x1", "cuda-mma16x1-9.0".  The same for all vector
+ * paths that agree in bits. */
 const char *dskv_device_numerics(const struct dskv_device *device);
 /* The dtype of activations for weights held in this dtype (cpu: always f32). */
 enum dskv_dtype dskv_device_activation_dtype(const struct dskv_device *device, enum dskv_dtype weights);
@@ -275,7 +277,7 @@ void dskv_op_gather_rows(struct dskv_device *device, const struct dskv_gather_ro
 struct dskv_row_stats {
     float max;      /* -inf when the shard is empty */
     int32_t argmax; /* global id, lowest of equals; INT32_MAX when the shard is empty */
-    float sum_exp;  /* sum over the shard of exp(logit - max), in a fixed order of 16 lanes; 0 when empty */
+    float sum_exp;  /* sum over the shard of exp(logit - max), in one fixed order; 0 when empty */
     float target;   /* logit of the row's target id, when it lies in this shard; else -inf */
     int32_t finite; /* 0 when any logit is infinite or not a number */
 };
@@ -314,7 +316,7 @@ struct dskv_sample {
     struct dskv_tensor logits;            /* f32 [rows, vocab] */
     const struct dskv_sampling *sampling; /* device [rows] */
     int32_t *ids;                         /* device [rows] */
-    void *scratch;                        /* device, dskv_sample_scratch_bytes(vocab) */
+    void *scratch;                        /* device, dskv_sample_scratch_bytes(vocab) (cuda: not used) */
 };
 void dskv_op_sample(struct dskv_device *device, const struct dskv_sample *p);
 size_t dskv_sample_scratch_bytes(int64_t vocab);

@@ -22,10 +22,11 @@ struct dskv_engine;
 
 struct dskv_engine_options {
     const char *model_dir;
-    const char *device;     /* "auto", "cpu", "cuda" */
-    const char *dtype;      /* weights as held: "auto" (as stored), "f32", "f16", "bf16" */
-    const char *kv_dtype;   /* "auto", "f32", "f16", "bf16" */
-    int64_t kv_cache_bytes; /* per rank; 0: from memory_fraction of what is free (cpu: at most 1 GiB) */
+    const char *device;   /* "auto", "cpu", "cuda" */
+    const char *dtype;    /* weights as held: "auto" (as stored), "f32", "f16", "bf16" */
+    const char *kv_dtype; /* "auto", "f32", "f16", "bf16" */
+    int64_t
+        kv_cache_bytes; /* per rank; 0: memory_fraction of what is free, for 64 whole contexts at most (cpu: 1 GiB) */
     double memory_fraction;
     int share_gpu;            /* ranks may share a GPU */
     int32_t max_model_len;    /* 0: the model's context */

@@ -46,7 +46,8 @@ __device__ __forceinline__ F *piece_place(F *scratch, const attention_grid &g, i
 int attention_with_tensor_instructions(struct dskv_device *device, const struct dskv_attention *p,
                                        const attention_grid &g);
 
-/* The same in place of the former, with its bits, where it is the faster one; sizes and dtypes are known to suit it. */
+/* The same in place of the former, with its bits, where it is the faster one; dtypes are known to suit it, sizes and
+ * alignment it looks at itself. */
 int attention_with_warpgroups(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);
 /* The same for runs of few pairs of (token, head) a KV head, which fill the device without a split. */
 int attention_of_batch(struct dskv_cuda *cuda, const struct dskv_attention *p, const attention_grid &g);

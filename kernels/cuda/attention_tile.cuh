@@ -1,5 +1,5 @@
 /* One piece of keys against 16 queries with mma.sync m16n8k16: what the kernels of attention_tensor.cu are made of, and
- * in part those of attention_wgmma.cu.
+ * in part those of attention_wgmma.cu and attention_batch.cu.
  *
  * The steps are one warp's, and each has one order: a score is one accumulator over the head's dimensions in steps of
  * 16, a row's sum and its values are each one accumulator over the piece's 64 keys in steps of 16.  Which warp does
@@ -30,22 +30,6 @@ template <int D> constexpr int half_bytes = (D + BOX_DIMS - 1) / BOX_DIMS *BOX_B
 __device__ __forceinline__ int place_of(int key, int column)
 {
     return column / BOX_DIMS * BOX_BYTES + key * ROW_BYTES + (column % BOX_DIMS / 8 ^ key % 8) * 16;
-}
-
-/* 16 bytes to shared memory, zeros where `bytes` is 0. */
-__device__ __forceinline__ void copy_or_clear(void *shared, const void *global, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void commit_copies()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int LEFT> __device__ __forceinline__ void wait_copies()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 /* 2^x: one instruction, of one error for all; 2^-inf is 0. */

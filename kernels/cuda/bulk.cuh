@@ -1,5 +1,6 @@
-/* What kernels share that are fed by the copy engine (compute capability 9.0 on): barriers in shared memory that count
- * arrivals and bytes, and how the driver describes a tensor to the engine. */
+/* What kernels share that bring operands to shared memory: copies by threads; and by the copy engine (compute
+ * capability 9.0 on), with barriers in shared memory that count arrivals and bytes, and how the driver describes a
+ * tensor to it. */
 #ifndef DSKV_KERNELS_CUDA_BULK_CUH
 #define DSKV_KERNELS_CUDA_BULK_CUH
 
@@ -11,6 +12,25 @@
 __device__ __forceinline__ uint32_t shared_address(const void *shared)
 {
     return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+/* 16 bytes to shared memory, in groups that are waited for (compute capability 8.0 on); zeros where `bytes` is 0. */
+__device__ __forceinline__ void copy_16(void *shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_or_clear(void *shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int LEFT> __device__ __forceinline__ void wait_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -4,9 +4,10 @@
  *
  * A kernel may begin while the one ahead still runs (programmatic dependent launch), so that its blocks stand ready,
  * and weights are on their way, when their turn comes.  The rules:
- *   - Every kernel calls wait_for_previous before it reads or writes what any operation writes or reads.  Since all do,
- *     the end of one means the end of everything ahead of it.
- *   - Every kernel calls let_next_begin as soon as it runs; the next one begins when all blocks have.
+ *   - Every kernel of queue_kernel calls wait_for_previous before it reads or writes what any operation writes or
+ *     reads; one that is launched plainly begins when all ahead has ended.  So the end of one means the end of
+ *     everything ahead of it.
+ *   - Every kernel of queue_kernel calls let_next_begin as soon as it runs; the next one begins when all blocks have.
  *   - Before the wait a kernel may read only what no operation writes, and prefetch into the second-level cache.
  *   - What comes from the host (a plan) counts as such: the kernel that receives it lets nobody begin before it has
  *     ended.  So do kernels that write weights. */

@@ -13,6 +13,8 @@ extern "C" {
 
 struct dskv_cuda {
     struct dskv_device base;
+    struct dskv_device_table table; /* base.table: the device's own, for its numerics */
+    char numerics[32];
     cudaStream_t stream;
     int n_multiprocessors;
     int32_t identity;  /* see dskv_device_identity */

@@ -42,8 +42,9 @@ static enum dskv_code cuda_sync(struct dskv_device *device, struct dskv_error *e
 static int64_t cuda_available(struct dskv_device *device)
 {
     size_t free_bytes = 0, total = 0;
-    dskv_cuda_note(dskv_cuda_of(device), cudaMemGetInfo(&free_bytes, &total), "asking for free memory");
-    return (int64_t)free_bytes;
+    cudaError_t failed = cudaMemGetInfo(&free_bytes, &total);
+    dskv_cuda_note(dskv_cuda_of(device), failed, "asking for free memory");
+    return failed ? -1 : (int64_t)free_bytes;
 }
 
 static void *cuda_alloc(struct dskv_device *device, size_t bytes)
@@ -139,7 +140,10 @@ static dskv_mark cuda_mark(struct dskv_device *device)
 static int cuda_reached(struct dskv_device *device, dskv_mark mark)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);
-    return cuda->error != cudaSuccess || cudaEventQuery(event_of(cuda, mark)) != cudaErrorNotReady;
+    if (cuda->error != cudaSuccess || cudaEventQuery(event_of(cuda, mark)) != cudaErrorNotReady)
+        return 1;
+    (void)cudaGetLastError(); /* an answer, and no failure of what is launched next */
+    return 0;
 }
 
 /* Asks without rest for as long as a decode step may take: to sleep costs up to 50 us.  Then sleeps. */
@@ -235,7 +239,6 @@ static void cuda_close(struct dskv_device *device)
 
 static const struct dskv_device_table cuda_table = {
     .kind = "cuda",
-    .numerics = "cuda-mma16x1",
     .is_host = 0,
     .activation_dtype = cuda_activation_dtype,
     .close = cuda_close,
@@ -264,17 +267,6 @@ static const struct dskv_device_table cuda_table = {
     .replay = cuda_replay,
     .recording_close = cuda_recording_close,
 };
-
-/* With free_order nothing fixes the arithmetic. */
-static const struct dskv_device_table *table_of(const struct dskv_device_options *options)
-{
-    static struct dskv_device_table free_order_table;
-    if (!options->free_order)
-        return &cuda_table;
-    free_order_table = cuda_table;
-    free_order_table.numerics = "cuda-any-order";
-    return &free_order_table;
-}
 
 static const struct dskv_op_table cuda_ops = {
     .embed = dskv_cuda_embed,
@@ -324,7 +316,9 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     struct dskv_cuda *cuda = calloc(1, sizeof *cuda);
     if (!cuda)
         return dskv_fail_exit(error, DSKV_EXIT_MEMORY, "no memory for a device");
-    cuda->base.table = table_of(options);
+    cuda->table = cuda_table;
+    cuda->table.numerics = cuda->numerics;
+    cuda->base.table = &cuda->table;
     cuda->base.ops = &cuda_ops;
     cuda->scratch_bytes = SCRATCH_BYTES;
     cuda->free_order = options->free_order;
@@ -342,6 +336,9 @@ enum dskv_exit dskv_cuda_open(const struct dskv_device_options *options, struct 
     for (int i = 0; i < DSKV_MAX_MARKS; i++)
         dskv_cuda_note(cuda, cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming | cudaEventBlockingSync),
                        "opening");
+    /* How a step of 16 products is summed differs between generations; with free_order nothing fixes it. */
+    snprintf(cuda->numerics, sizeof cuda->numerics, "cuda-%s-%d.%d", cuda->free_order ? "any-order" : "mma16x1",
+             properties.major, properties.minor);
     cuda->n_multiprocessors = properties.multiProcessorCount;
     cuda->begins_early = dskv_cuda_begins_early();
     cuda->identity = identity_of(&properties);

@@ -21,7 +21,8 @@
 #include <type_traits>
 
 enum { UNIT_BYTES = 16, MAX_BOXES = 128, FLAT_THREADS = 512, MEETING_BLOCKS = 64, GROUP = 4 };
-#define SMALL_BYTES ((size_t)1 << 20) /* of a sum that a device sends at most; above, a second meeting costs less */
+#define SMALL_BYTES                                                                                                    \
+    ((size_t)1 << 20) /* of a sum or a gather that a device sends at most; above, a second meeting costs less */
 
 struct words {
     unsigned box_epochs[MAX_BOXES];

@@ -2,11 +2,11 @@
  *
  * f16, bf16: mma.sync m16n8k16, weights as the 16 rows and tokens as the 8 columns, k ascending in steps of 16 into one
  * f32 accumulator: the order of cuBLASLt's family without split-K.  Few rows stream (matmul_stream.cu), many go to
- * cuBLASLt (matmul_lt.c); what neither takes (older GPUs, rows of x that are not aligned, odd k) is served here.
- * Grid: (tiles of 64 outputs, tiles of TOKENS tokens), 4 warps, each 16 outputs; shared memory: STAGES tiles of 64
- * k-values, rows padded by 16 bytes against bank conflicts; x may stand anywhere.
- * f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights are padded
- * to whole tiles with zeros; a zero product leaves an accumulator as it is.
+ * cuBLASLt (matmul_lt.c); what neither takes (older GPUs, rows of x that are not aligned, k or n of no whole eights) is
+ * served here. Grid: (tiles of 64 outputs, tiles of TOKENS tokens), 4 warps, each 16 outputs; shared memory: STAGES
+ * tiles of 64 k-values, rows padded by 16 bytes against bank conflicts; x may stand anywhere. f32: one fma chain over k
+ * ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights are padded to whole tiles with zeros;
+ * a zero product leaves an accumulator as it is.
  */
 #include "cuda/bulk.cuh"
 #include "cuda/common.cuh"
@@ -15,11 +15,6 @@
 
 enum { TILE_N = 64, TILE_K = 64, ROW = TILE_K + 8, STAGES = 4 };
 
-__device__ __forceinline__ void copy16(void *shared, const void *global)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
-}
-
 /* Brings one k-tile: 64 weight rows and TOKENS rows of x.  x is copied element by element where its rows are not
  * aligned or k ends inside the tile; rows past the last token are zeros. */
 template <typename T, int TOKENS>
@@ -27,12 +22,12 @@ __device__ void load_stage(T *w_tile, T *x_tile, const T *w, int64_t w_stride, c
                            int64_t k0, int64_t k, bool aligned)
 {
     for (int i = (int)threadIdx.x; i < TILE_N * TILE_K / 8; i += 128)
-        copy16(w_tile + i / 8 * ROW + i % 8 * 8, w + i / 8 * w_stride + k0 + i % 8 * 8);
+        copy_16(w_tile + i / 8 * ROW + i % 8 * 8, w + i / 8 * w_stride + k0 + i % 8 * 8);
     for (int i = (int)threadIdx.x; i < TOKENS * TILE_K / 8; i += 128) {
         int row = i / 8, column = i % 8 * 8;
         T *place = x_tile + row * ROW + column;
         if (row < rows && aligned && k0 + column + 8 <= k)
-            copy16(place, x + row * x_stride + k0 + column);
+            copy_16(place, x + row * x_stride + k0 + column);
         else
             for (int j = 0; j < 8; j++)
                 place[j] =
@@ -61,10 +56,10 @@ __global__ void __launch_bounds__(128)
         if (s < n_tiles)
             load_stage<T, TOKENS>(tiles + s * stage_elements, tiles + s * stage_elements + TILE_N * ROW, w, w_stride, x,
                                   x_stride, rows, (int64_t)s * TILE_K, k, aligned);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     }
     for (int tile = 0; tile < n_tiles; tile++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        wait_copies<STAGES - 2>();
         __syncthreads();
         int next = tile + STAGES - 1;
         if (next < n_tiles) {
@@ -72,7 +67,7 @@ __global__ void __launch_bounds__(128)
             load_stage<T, TOKENS>(stage, stage + TILE_N * ROW, w, w_stride, x, x_stride, rows, (int64_t)next * TILE_K,
                                   k, aligned);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
         const T *w_tile = tiles + tile % STAGES * stage_elements, *x_tile = w_tile + TILE_N * ROW;
         for (int kk = 0; kk < TILE_K; kk += 16) {
             uint32_t a[4];

@@ -217,8 +217,8 @@ static int choose(struct dskv_cuda *cuda, struct shape *shape)
     return 0;
 }
 
-/* 1 when the algorithm has the own kernels' bits on wide operands, of the shape's k and as many outputs as the scratch
- * memory holds, for many rows and for the fewest that it serves. */
+/* 1 when the algorithm has the own kernels' bits on wide operands, of the shape's k and up to PROOF_OUTPUTS outputs, as
+ * scratch memory allows, for many rows and for the fewest that it serves. */
 static int prove(struct dskv_device *device, const struct shape *shape)
 {
     struct dskv_cuda *cuda = dskv_cuda_of(device);

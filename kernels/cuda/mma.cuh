@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <type_traits>
 
-/* c[16][8] += a[16][16] b[16][8]: the only place where products of f16 and bf16 are summed.  Weights are the 16 rows
- * and tokens the 8 columns of a matmul; queries and keys those of attention. */
+/* c[16][8] += a[16][16] b[16][8]: whose order all other ways of summing products of f16 and bf16 keep.  Weights are the
+ * 16 rows and tokens the 8 columns of a matmul; queries and keys those of attention. */
 template <typename T> __device__ __forceinline__ void mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
     if constexpr (std::is_same<T, __half>::value)

@@ -1,7 +1,7 @@
 /* Rotary, alone and together with the store of a step's keys and values.
  *
- * Grid: (neighbours of a row / 128, rows), a thread takes N pairs or numbers: 8 where all rows lie at multiples of 16
- * bytes, else 1.  Which of the two changes no bit.
+ * Grid: (neighbours of a row / 128, rows), a thread takes N pairs or numbers: 8 where halves are rotated and all rows
+ * lie at multiples of 16 bytes, else 1.  Which of the two changes no bit.
  */
 #include "cuda/kv.cuh"
 

@@ -1,7 +1,8 @@
 /* Operations on rows: embedding, norms, activations, the residual, the sum of partials, the choice of rows.
  *
- * Grid: one block a row (norm: norm.cuh), else (neighbours of a row / 128, rows), a thread takes N neighbours: 8
- * where all of an operation's rows lie at multiples of 16 bytes, else 1.  Which of the two changes no bit.
+ * Grid: one block a row (norm: norm.cuh), else (neighbours of a row / 128, rows; gathered rows: 256, one at a time), a
+ * thread takes N neighbours: 8 where all of an operation's rows lie at multiples of 16 bytes (activations: and are
+ * many), else 1.  Which of the two changes no bit.  A sum is one row.
  */
 #include "cuda/activation.cuh"
 #include "cuda/norm.cuh"

@@ -1,7 +1,7 @@
 /* Drawing a token from whole rows of logits: temperature, then top-k, top-p, min-p.
  *
  * Grid: (blocks of a row, rows), 1024 threads each; the blocks of a row are one cluster, up to 8 of them, fewer when
- * there are rows enough to fill the GPU.  Shared memory: BINS sums of 64 bits a block.  Any alignment.
+ * there are rows enough to fill the GPU.  Shared memory: twice BINS sums of 64 bits a block.  Any alignment.
  *
  * A weight is an integer, exp((logit - max) / temperature) * 2^40 rounded, so that every sum of weights is exact: it is
  * the same whoever adds in whichever order, and no result depends on the cluster's size, on other rows or on the run.

@@ -117,6 +117,11 @@ def test_other_number_of_ranks(endpoint):
     refused(run(["--model", ATLAS, "--listen", endpoint, "--tensor-parallel", 3], ranks=2), 2, "3", "2")
 
 
+def test_more_rows_than_a_step_has(endpoint):
+    options = ["--max-batch-tokens", 65000, "--max-sequences", 4096]
+    refused(run(["--model", ATLAS, "--listen", endpoint, *options]), 2, *options, "together 65535 at most")
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_port_taken(ranks):
     with socket.socket() as taken:
