@@ -49,7 +49,7 @@ template <int D> struct batch_ring {
         }
         for (int i = 0; i < S::N_WARPS; i++)
             barrier_init(turn + i, 32);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_are_ready();
     }
 };
 

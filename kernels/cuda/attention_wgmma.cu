@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(shape<D>::N_THREADS, 1)
             barrier_init(&of_group[i].full, 32);
             barrier_init(&of_group[i].empty, GROUP_THREADS); /* each lane for itself: all read the tile */
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_are_ready();
     }
     __syncthreads();
     follow_previous(); /* queries, keys and values may still be written */

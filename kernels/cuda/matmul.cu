@@ -1,12 +1,12 @@
 /* Matmul: one summation order for every number of rows, whichever kernel serves.
  *
  * f16, bf16: mma.sync m16n8k16, weights as the 16 rows and tokens as the 8 columns, k ascending in steps of 16 into one
- * f32 accumulator: the order of cuBLASLt's family without split-K.  Few rows stream (matmul_stream.cu), many go to
- * cuBLASLt (matmul_lt.c); what neither takes (older GPUs, rows of x that are not aligned, k or n of no whole eights) is
- * served here. Grid: (tiles of 64 outputs, tiles of TOKENS tokens), 4 warps, each 16 outputs; shared memory: STAGES
- * tiles of 64 k-values, rows padded by 16 bytes against bank conflicts; x may stand anywhere. f32: one fma chain over k
- * ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights are padded to whole tiles with zeros;
- * a zero product leaves an accumulator as it is.
+ * f32 accumulator: the order of cuBLASLt's family without split-K.  Few rows stream (matmul_stream.cu), so do batches
+ * (matmul_batch.cu), many go to cuBLASLt (matmul_lt.c); what neither takes (older GPUs, rows of x that are not aligned,
+ * k or n of no whole eights) is served here. Grid: (tiles of 64 outputs, tiles of TOKENS tokens), 4 warps, each 16
+ * outputs; shared memory: STAGES tiles of 64 k-values, rows padded by 16 bytes against bank conflicts; x may stand
+ * anywhere. f32: one fma chain over k ascending per output (no TF32).  Grid: tiles of 32 outputs x 8 tokens.  Weights
+ * are padded to whole tiles with zeros; a zero product leaves an accumulator as it is.
  */
 #include "cuda/bulk.cuh"
 #include "cuda/common.cuh"
@@ -179,18 +179,25 @@ extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct ds
     launched(device, "matmul");
 }
 
+/* The kernel of few rows takes few rows, and up to 64 where it must: of many outputs, it is the fastest there, too. */
 static bool is_for_stream(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
+    bool is_wide = p->w->n > (int64_t)DSKV_CUDA_BATCH_OUTPUTS * cuda->n_multiprocessors;
+    return p->x.rows < (is_wide ? DSKV_CUDA_MANY_ROWS_OF_WIDE : DSKV_CUDA_MANY_ROWS);
+}
+
+static bool is_for_batch(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
+{
     bool is_long_chain = p->w->n < 16 * cuda->n_multiprocessors && p->w->k >= 2 * p->w->n;
-    bool is_wide = p->w->n >= (DSKV_CUDA_MANY_ROWS_OF_WIDE - 1) * cuda->n_multiprocessors;
-    return p->x.rows < (is_long_chain ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS
-                        : is_wide     ? DSKV_CUDA_MANY_ROWS_OF_WIDE
-                                      : DSKV_CUDA_MANY_ROWS);
+    return p->x.rows >= (is_long_chain ? DSKV_CUDA_BATCH_ROWS_OF_LONG_CHAINS : DSKV_CUDA_BATCH_ROWS);
 }
 
 extern "C" void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p)
 {
-    if (is_for_stream(dskv_cuda_of(device), p) || !dskv_cuda_matmul_lt(device, p))
+    const struct dskv_cuda *cuda = dskv_cuda_of(device);
+    if (is_for_batch(cuda, p) && dskv_cuda_matmul_batch(device, p))
+        return;
+    if (is_for_stream(cuda, p) || !dskv_cuda_matmul_lt(device, p))
         dskv_cuda_matmul_own(device, p);
 }
 
@@ -203,7 +210,8 @@ extern "C" void dskv_cuda_matmul(struct dskv_device *device, const struct dskv_m
 extern "C" void dskv_cuda_matmul_activate(struct dskv_device *device, const struct dskv_matmul_activate *p)
 {
     const struct dskv_cuda *cuda = dskv_cuda_of(device);
-    if (!cuda->free_order && is_for_stream(cuda, &p->matmul) && dskv_cuda_matmul_stream_activate(device, p))
+    if (!cuda->free_order && ((is_for_batch(cuda, &p->matmul) && dskv_cuda_matmul_batch_activate(device, p)) ||
+                              (is_for_stream(cuda, &p->matmul) && dskv_cuda_matmul_stream_activate(device, p))))
         return;
     dskv_cuda_matmul(device, &p->matmul);
     dskv_cuda_activate(device, &p->activate);

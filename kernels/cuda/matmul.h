@@ -8,22 +8,30 @@
 extern "C" {
 #endif
 
-/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory.  Wide: at least as many
- * outputs a multiprocessor as rows, so that x is no more to read than weights.  Long chains: too few outputs for all
- * multiprocessors, and many products each. */
+/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory.  Wide: more outputs a
+ * multiprocessor than the kernel of batches takes, so that x is no more to read than weights. */
 #define DSKV_CUDA_MANY_ROWS 33
 #define DSKV_CUDA_MANY_ROWS_OF_WIDE 65
-#define DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS 9
+/* From this many rows on the kernel of batches is faster than that of few rows.  Long chains: too few outputs for all
+ * multiprocessors, and many products each. */
+#define DSKV_CUDA_BATCH_ROWS 17
+#define DSKV_CUDA_BATCH_ROWS_OF_LONG_CHAINS 9
+#define DSKV_CUDA_BATCH_OUTPUTS 64 /* a multiprocessor, at most */
 
 /* The fastest of those whose bits are the own kernels'. */
 void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p);
 /* Own kernels: any shape. */
 void dskv_cuda_matmul_own(struct dskv_device *device, const struct dskv_matmul *p);
-/* The streaming kernel: 1 when it has been queued, 0 when this shape or GPU is not for it. */
+/* Whether the operands and the GPU are such as both streaming kernels want. */
+int dskv_cuda_matmul_streams(const struct dskv_cuda *cuda, const struct dskv_matmul *p);
+/* The one of few rows: 1 when it has been queued, 0 when this shape or GPU is not for it. */
 int dskv_cuda_matmul_stream(struct dskv_device *device, const struct dskv_matmul *p);
-
-/* The same followed by the activation, rounding where the two do. */
+/* The one of batches, up to 64 rows and no gates, likewise.  open: whether it runs here. */
+int dskv_cuda_matmul_batch(struct dskv_device *device, const struct dskv_matmul *p);
+int dskv_cuda_matmul_batch_open(void);
+/* Both followed by the activation, rounding where the two do. */
 int dskv_cuda_matmul_stream_activate(struct dskv_device *device, const struct dskv_matmul_activate *p);
+int dskv_cuda_matmul_batch_activate(struct dskv_device *device, const struct dskv_matmul_activate *p);
 
 /* cuBLASLt, where the bits of its algorithm for this shape are those of the own kernels: 1 when queued, 0 when an own
  * kernel must serve. */

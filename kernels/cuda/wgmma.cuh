@@ -8,7 +8,10 @@
  * swizzled by the row's number modulo 8.  The left one lies there too or in registers.
  *
  * The instructions run behind the back of the program: from wgmma_begin to the wait nothing else may touch their
- * registers, and to what they read from shared memory they are another proxy. */
+ * registers, and to what they read from shared memory they are another proxy.
+ *
+ * A run is straight code from wgmma_begin to wgmma_commit.  Where a loop or a second wgmma_begin stands between, the
+ * compiler makes several runs of it, and a wait that should leave one under way waits for all that matter. */
 #ifndef DSKV_KERNELS_CUDA_WGMMA_CUH
 #define DSKV_KERNELS_CUDA_WGMMA_CUH
 
@@ -56,13 +59,21 @@ template <int N> __device__ __forceinline__ void wgmma_sums(float (*c)[4])
 
 #define DSKV_WGMMA_SUMS_8(io, j) io(c[j][0]), io(c[j][1]), io(c[j][2]), io(c[j][3])
 #define DSKV_WGMMA_SUMS_16(io, j) DSKV_WGMMA_SUMS_8(io, j), DSKV_WGMMA_SUMS_8(io, j + 1)
+#define DSKV_WGMMA_SUMS_24(io, j) DSKV_WGMMA_SUMS_16(io, j), DSKV_WGMMA_SUMS_8(io, j + 2)
 #define DSKV_WGMMA_SUMS_32(io, j) DSKV_WGMMA_SUMS_16(io, j), DSKV_WGMMA_SUMS_16(io, j + 2)
+#define DSKV_WGMMA_SUMS_40(io, j) DSKV_WGMMA_SUMS_32(io, j), DSKV_WGMMA_SUMS_8(io, j + 4)
+#define DSKV_WGMMA_SUMS_48(io, j) DSKV_WGMMA_SUMS_32(io, j), DSKV_WGMMA_SUMS_16(io, j + 4)
+#define DSKV_WGMMA_SUMS_56(io, j) DSKV_WGMMA_SUMS_48(io, j), DSKV_WGMMA_SUMS_8(io, j + 6)
 #define DSKV_WGMMA_SUMS_64(io, j) DSKV_WGMMA_SUMS_32(io, j), DSKV_WGMMA_SUMS_32(io, j + 4)
 #define DSKV_WGMMA_SUMS_128(io, j) DSKV_WGMMA_SUMS_64(io, j), DSKV_WGMMA_SUMS_64(io, j + 8)
 #define DSKV_WGMMA_NAMES_8 "%0,%1,%2,%3"
 #define DSKV_WGMMA_NAMES_16 DSKV_WGMMA_NAMES_8 ",%4,%5,%6,%7"
-#define DSKV_WGMMA_NAMES_32 DSKV_WGMMA_NAMES_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define DSKV_WGMMA_NAMES_64 DSKV_WGMMA_NAMES_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define DSKV_WGMMA_NAMES_24 DSKV_WGMMA_NAMES_16 ",%8,%9,%10,%11"
+#define DSKV_WGMMA_NAMES_32 DSKV_WGMMA_NAMES_24 ",%12,%13,%14,%15"
+#define DSKV_WGMMA_NAMES_40 DSKV_WGMMA_NAMES_32 ",%16,%17,%18,%19"
+#define DSKV_WGMMA_NAMES_48 DSKV_WGMMA_NAMES_40 ",%20,%21,%22,%23"
+#define DSKV_WGMMA_NAMES_56 DSKV_WGMMA_NAMES_48 ",%24,%25,%26,%27"
+#define DSKV_WGMMA_NAMES_64 DSKV_WGMMA_NAMES_56 ",%28,%29,%30,%31"
 #define DSKV_WGMMA_NAMES_128                                                                                           \
     DSKV_WGMMA_NAMES_64                                                                                                \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"    \
@@ -92,13 +103,21 @@ template <typename T, int N, bool ADDS = true>
 __device__ __forceinline__ void wgmma(float (*c)[4], uint64_t a, uint64_t b)
 {
 #ifdef DSKV_HAS_WGMMA
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64, "columns of a step");
+    static_assert(N % 8 == 0 && N >= 8 && N <= 64, "columns of a step");
     if constexpr (N == 8) {
         DSKV_WGMMA_OF_TYPE(8, "%4, %5", "0, 0", "l"(a), "l"(b));
     } else if constexpr (N == 16) {
         DSKV_WGMMA_OF_TYPE(16, "%8, %9", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 24) {
+        DSKV_WGMMA_OF_TYPE(24, "%12, %13", "0, 0", "l"(a), "l"(b));
     } else if constexpr (N == 32) {
         DSKV_WGMMA_OF_TYPE(32, "%16, %17", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 40) {
+        DSKV_WGMMA_OF_TYPE(40, "%20, %21", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 48) {
+        DSKV_WGMMA_OF_TYPE(48, "%24, %25", "0, 0", "l"(a), "l"(b));
+    } else if constexpr (N == 56) {
+        DSKV_WGMMA_OF_TYPE(56, "%28, %29", "0, 0", "l"(a), "l"(b));
     } else {
         DSKV_WGMMA_OF_TYPE(64, "%32, %33", "0, 0", "l"(a), "l"(b));
     }

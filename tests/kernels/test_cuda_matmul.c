@@ -207,6 +207,36 @@ static void matmul_and_activation(void)
         }
 }
 
+/* From 16 to 64 outputs, or nearly, for each of 132 multiprocessors: batches have the bits of few rows. */
+static void any_width_of_batches(void)
+{
+    enum { EACH = 132, K = 192, FEW = 7, N_ROWS = 64 };
+    static const int64_t counts[] = {17, 33, 50, N_ROWS};
+    for (int64_t width = 16; width <= 64; width += 8)
+        for (enum dskv_dtype dtype = DSKV_F16; dtype <= DSKV_BF16; dtype++) {
+            struct problem p = problem_open(width * EACH - 5, K, dtype, width % 16, 70 + (uint64_t)width);
+            size_t n = (size_t)p.n;
+            float *all = dskv_calloc(N_ROWS * n, sizeof *all);
+            for (int64_t m = 0; m < N_ROWS; m += FEW) {
+                int64_t rows = N_ROWS - m < FEW ? N_ROWS - m : FEW;
+                float *some = multiply(&p, m, rows, p.activation, 0);
+                memcpy(all + (size_t)m * n, some, (size_t)rows * n * sizeof *all);
+                free(some);
+            }
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                if (test_leaves_out())
+                    continue;
+                int64_t first = N_ROWS - counts[c], gap = c % 2 * GAP;
+                float *got = multiply(&p, first, counts[c], p.activation, gap);
+                CU_ASSERT(test_same_bits("a batch", got, all + (size_t)first * n, (size_t)counts[c] * n));
+                free(got);
+                activated_rows(&p, counts[c], 0, (enum dskv_activation)(c % DSKV_N_ACTIVATIONS), gap);
+            }
+            free(all);
+            problem_close(&p);
+        }
+}
+
 static void no_inputs_and_no_outputs(void)
 {
     const float bias[3] = {1, 2, 3};
@@ -268,6 +298,7 @@ const struct dskv_test test_cuda_matmul[] = {
     {"matmul: any number and place of rows", any_number_and_place_of_rows},
     {"matmul: large shapes agree", large_shapes_agree},
     {"matmul: with its activation", matmul_and_activation},
+    {"matmul: any width of batches", any_width_of_batches},
     {"matmul: no inputs and no outputs", no_inputs_and_no_outputs},
     {"weights fill in pieces", weights_fill_in_pieces},
     {NULL, NULL},
