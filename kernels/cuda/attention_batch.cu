@@ -53,17 +53,16 @@ template <int D> struct batch_ring {
     }
 };
 
-/* The feeding warp: all pieces of a tile, of which n_before are ahead in the ring. */
-template <typename T, int D>
+/* The feeding warp: all pieces of a tile, of which n_before are ahead in the ring.  Where it would wait, it looks
+ * ahead. */
+template <typename T, int D, typename F>
 __device__ __forceinline__ void feed(batch_ring<D> *ring, const CUtensorMap *map, int box_rows, const attention_grid &g,
-                                     const tile &t, int n_pieces, int n_before)
+                                     const tile &t, int n_pieces, int n_before, F look_ahead)
 {
     using S = batch_shape<D>;
-    if (threadIdx.x % 32 == 0) {
-        if (n_before == 0)
-            prefetch_piece<T>(g.kv, (int)blockIdx.y, t.table, 0, t.last);
-        wait_for_previous();
-        for (int piece = 0; piece < n_pieces; piece++) {
+    const bool is_first_lane = threadIdx.x % 32 == 0;
+    auto ask = [&](int first_piece, int end) {
+        for (int piece = first_piece; piece < end && is_first_lane; piece++) {
             int n = n_before + piece, slot = n % S::N_STAGES;
             unsigned char *keys = ring->stages + slot * S::PIECE_BYTES;
             barrier_wait(ring->empty + slot, n / S::N_STAGES % 2 ^ 1);
@@ -72,8 +71,14 @@ __device__ __forceinline__ void feed(batch_ring<D> *ring, const CUtensorMap *map
             bring_half<D>(keys + half_bytes<D>, map, box_rows, g.kv.block_tokens, t, piece * KEYS, 1,
                           ring->full + slot);
         }
-    }
-    __syncwarp();
+        __syncwarp();
+    };
+    if (is_first_lane && n_before == 0)
+        prefetch_piece<T>(g.kv, (int)blockIdx.y, t.table, 0, t.last);
+    wait_for_previous();
+    ask(0, min(n_pieces, (int)S::N_STAGES));
+    look_ahead();
+    ask(S::N_STAGES, n_pieces);
 }
 
 /* Values behind the last key that a tile sees, whose weights are 0, become 0: what lies there may be no number. */
@@ -198,10 +203,10 @@ __device__ __forceinline__ void sum_values(float (*value)[4], const uint32_t (*w
 }
 
 /* A computing warp: its pieces of a tile.  True where the result is spoilt (leave_tile). */
-template <typename T, int D>
+template <typename T, int D, typename F>
 __device__ __forceinline__ bool attend(batch_ring<D> *ring, typename batch_shape<D>::state *state,
                                        const attention_grid &g, const tile &t, int n_pieces, int n_before, const T *q,
-                                       T *out, int warp)
+                                       T *out, int warp, F look_ahead)
 {
     using S = batch_shape<D>;
     const int lane = (int)threadIdx.x % 32,
@@ -210,6 +215,7 @@ __device__ __forceinline__ bool attend(batch_ring<D> *ring, typename batch_shape
     uint32_t queries[D / 16][2];
     wait_for_previous();
     load_columns<T, D>(queries, g, t, q);
+    look_ahead();
     for (int piece = (warp + S::N_WARPS - n_before % S::N_WARPS) % S::N_WARPS; piece < n_pieces; piece += S::N_WARPS) {
         float score[KEYS / 16][4], value[S::UNITS][4], max[2], sum[2], keep[2], add[2];
         uint32_t weights[KEYS / 16][2];
@@ -279,8 +285,11 @@ __global__ void __launch_bounds__(batch_shape<D>::N_THREADS, RESIDENT)
     __shared__ batch_ring<D> ring;
     auto *state = (typename S::state *)(shared + S::N_STAGES * S::PIECE_BYTES);
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+    const int kv_head = (int)blockIdx.y;
     int n_before = 0;
-    tile t;
+    tile t, ahead;
+    int index_ahead = -1; /* of the tile that has been looked for already */
+    bool exists_ahead = false;
     piece_range pieces;
     if (threadIdx.x == 0)
         ring.open(shared);
@@ -288,13 +297,23 @@ __global__ void __launch_bounds__(batch_shape<D>::N_THREADS, RESIDENT)
     if (warp == S::N_WARPS)
         barrier_arrive(ring.turn + 0); /* nothing is ahead of the first piece */
     let_next_begin();
-    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
-         next_tile<false>(g, (int)blockIdx.y, PAIRS, &walk, &t, &pieces); n_before += pieces.end) {
+    auto find = [&](int index, tile *found) {
+        if (index != index_ahead)
+            return find_tile(g, kv_head, index, PAIRS, found);
+        *found = ahead;
+        return exists_ahead;
+    };
+    tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
+    auto look_ahead = [&]() {
+        index_ahead = walk.index + (int)gridDim.x;
+        exists_ahead = find_tile(g, kv_head, index_ahead, PAIRS, &ahead);
+    };
+    for (; next_tile<false>(find, PAIRS, &walk, &t, &pieces); n_before += pieces.end) {
         bool is_spoilt = false;
         if (warp == S::N_WARPS)
-            feed<T, D>(&ring, &map, box_rows, g, t, pieces.end, n_before);
+            feed<T, D>(&ring, &map, box_rows, g, t, pieces.end, n_before, look_ahead);
         else
-            is_spoilt = attend<T, D>(&ring, state, g, t, pieces.end, n_before, q, out, warp);
+            is_spoilt = attend<T, D>(&ring, state, g, t, pieces.end, n_before, q, out, warp, look_ahead);
         leave_tile(&walk, t, is_spoilt);
     }
     end_blocks();

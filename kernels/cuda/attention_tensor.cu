@@ -197,9 +197,9 @@ __global__ void __launch_bounds__(N_THREADS, NARROW_RESIDENT)
     tile t;
     piece_range pieces;
     piece_stages<T, D> stages = {shared, g.kv, (int)blockIdx.y, t, pieces};
+    auto find = [&](int index, tile *found) { return find_tile(g, stages.kv_head, index, TILE, found); };
     let_next_begin();
-    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS};
-         next_tile<IS_SPLIT>(g, stages.kv_head, TILE, &walk, &t, &pieces);) {
+    for (tile_walk walk = {(int)blockIdx.x, ALL_TOKENS}; next_tile<IS_SPLIT>(find, TILE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
         rows_seen seen;
         uint32_t queries[D / 16][4];
@@ -264,10 +264,11 @@ __global__ void __launch_bounds__(N_THREADS, WIDE_RESIDENT)
     tile t;
     piece_range pieces;
     piece_stages<T, D> stages = {shared, g.kv, (int)blockIdx.y, t, pieces};
+    auto find = [&](int index, tile *found) { return find_tile(g, stages.kv_head, index, WIDE, found); };
     let_next_begin();
     /* Late tiles see most keys and come first. */
     for (tile_walk walk = {(int)(gridDim.x - 1 - blockIdx.x), ALL_TOKENS};
-         next_tile<IS_SPLIT>(g, stages.kv_head, WIDE, &walk, &t, &pieces);) {
+         next_tile<IS_SPLIT>(find, WIDE, &walk, &t, &pieces);) {
         bool is_spoilt = false;
         int pair = t.first_pair + warp * TILE;
         int most = pair < t.n_pairs ? last_of(t, min(pair + TILE, t.n_pairs) - 1) : -1;

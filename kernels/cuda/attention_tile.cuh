@@ -88,10 +88,24 @@ __device__ __forceinline__ rows_seen seen_from(const tile &t, int first)
             first < t.n_pairs ? last_of(t, first) : INT_MAX};
 }
 
-/* Tile `index` of a KV head, counted run by run; false behind the last one.  All lanes of a warp call it. */
+struct run {
+    int first, n_tokens, start, first_block;
+};
+/* Run i, one of no tokens behind the last. */
+__device__ __forceinline__ run run_at(const attention_grid &g, int i)
+{
+    if (i >= g.n_work)
+        return {0, 0, 0, 0};
+    const struct dskv_attention_work &w = g.work[i];
+    return {w.first, w.n_tokens, w.start, w.first_block};
+}
+
+/* Tile `index` of a KV head, counted run by run; false behind the last one.  All lanes of a warp call it, and each has
+ * a run: those of the first two rounds are on their way together with what heads read. */
 static __device__ bool find_tile(const attention_grid &g, int kv_head, int index, int pairs_per_tile, tile *t)
 {
-    int lane = (int)threadIdx.x % 32;
+    const int lane = (int)threadIdx.x % 32;
+    run mine = run_at(g, lane), next = run_at(g, lane + 32);
     t->first_head = t->group = 0;
     for (int i = 0; i < g.n_heads; i += 32) {
         int owner = i + lane < g.n_heads ? g.kv_head_of_head[i + lane] : INT_MAX;
@@ -99,8 +113,7 @@ static __device__ bool find_tile(const attention_grid &g, int kv_head, int index
         t->group += __popc(__ballot_sync(~0u, owner == kv_head));
     }
     for (int i = 0; i < g.n_work; i += 32) {
-        int n_tokens = i + lane < g.n_work ? g.work[i + lane].n_tokens : 0;
-        int n = (n_tokens * t->group + pairs_per_tile - 1) / pairs_per_tile, end = n;
+        int n = (mine.n_tokens * t->group + pairs_per_tile - 1) / pairs_per_tile, end = n;
         for (int offset = 1; offset < 32; offset <<= 1) {
             int before = __shfl_up_sync(~0u, end, offset);
             end += lane >= offset ? before : 0;
@@ -108,16 +121,17 @@ static __device__ bool find_tile(const attention_grid &g, int kv_head, int index
         unsigned found = __ballot_sync(~0u, index < end);
         if (found) {
             int which = __ffs((int)found) - 1;
-            struct dskv_attention_work w = g.work[i + which];
-            t->table = g.tables + w.first_block;
-            t->first_row = w.first;
-            t->start = w.start;
-            t->n_pairs = w.n_tokens * t->group;
+            t->table = g.tables + __shfl_sync(~0u, mine.first_block, which);
+            t->first_row = __shfl_sync(~0u, mine.first, which);
+            t->start = __shfl_sync(~0u, mine.start, which);
+            t->n_pairs = __shfl_sync(~0u, mine.n_tokens, which) * t->group;
             t->first_pair = (index - __shfl_sync(~0u, end - n, which)) * pairs_per_tile;
             t->last = last_of(*t, min(t->first_pair + pairs_per_tile, t->n_pairs) - 1);
             return true;
         }
         index -= __shfl_sync(~0u, end, 31);
+        mine = next;
+        next = run_at(g, i + 64 + lane);
     }
     return false;
 }
@@ -149,12 +163,12 @@ __device__ __forceinline__ bool keep_token(tile *t, int token, int pairs_per_til
     return t->first_pair < end;
 }
 
-/* The next tile with pieces for this block; false behind the last one.  All threads of a block call it. */
-template <bool SPLIT>
-__device__ bool next_tile(const attention_grid &g, int kv_head, int pairs_per_tile, tile_walk *walk, tile *t,
-                          piece_range *pieces)
+/* The next tile with pieces for this block; false behind the last one.  All threads of a block call it.  find:
+ * find_tile of an index. */
+template <bool SPLIT, typename F>
+__device__ bool next_tile(F find, int pairs_per_tile, tile_walk *walk, tile *t, piece_range *pieces)
 {
-    for (; find_tile(g, kv_head, walk->index, pairs_per_tile, t); walk->index += (int)gridDim.x) {
+    for (; find(walk->index, t); walk->index += (int)gridDim.x) {
         *pieces = pieces_of<SPLIT>(*t);
         if (walk->token == ALL_TOKENS) {
             if (pieces->next < pieces->end)

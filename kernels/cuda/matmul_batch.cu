@@ -198,7 +198,7 @@ extern "C" int dskv_cuda_matmul_batch_open(void)
            allow<__nv_bfloat16, ACTIVATED>();
 }
 
-static bool is_for_batch(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
+static bool fits(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
     return dskv_cuda_matmul_streams(cuda, p) && p->x.rows <= MAX_ROWS &&
            p->w->n <= (int64_t)MAX_OUTPUTS * cuda->n_multiprocessors && p->y.dtype == p->w->dtype;
@@ -207,7 +207,7 @@ static bool is_for_batch(const struct dskv_cuda *cuda, const struct dskv_matmul 
 template <ending ENDING>
 static int launch_batch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
-    if (!is_for_batch(cuda, p))
+    if (!fits(cuda, p))
         return 0;
     cudaError_t error = with_outputs(cuda, p->w->n, [&](auto outputs) {
         constexpr int OUTPUTS = decltype(outputs)::value;
