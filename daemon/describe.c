@@ -79,16 +79,34 @@ int64_t dskv_describe_parameters(const struct dskv_model *model)
     return total + (model->positions == DSKV_POSITIONS_LEARNED ? model->max_context * width : 0);
 }
 
-void dskv_describe_model(const struct dskv_model *model, const char *model_dir, char *text, size_t room)
+static void describe_positions(const struct dskv_model *model, int32_t max_model_len, char *text, size_t room)
 {
-    char name[128];
+    const struct dskv_rope_scaling *scaling = &model->rope_scaling;
+    int32_t length = dskv_rope_length(model, max_model_len);
+    size_t n = (size_t)snprintf(text, room, "%d, ", (int)max_model_len);
+    if (model->positions == DSKV_POSITIONS_LEARNED)
+        n += (size_t)snprintf(text + n, room - n, "learned");
+    else
+        n += (size_t)snprintf(text + n, room - n, "rotary");
+    if (scaling->kind != DSKV_ROPE_PLAIN)
+        n += (size_t)snprintf(text + n, room - n, ", stretched by %g (%s)", (double)scaling->factor,
+                              dskv_rope_stretch_name(scaling->kind));
+    if (length)
+        snprintf(text + n, room - n, ", for all as in sequences of %d tokens", (int)length);
+}
+
+void dskv_describe_model(const struct dskv_model *model, int32_t max_model_len, const char *model_dir, char *text,
+                         size_t room)
+{
+    char name[128], positions[128];
     int64_t n = dskv_describe_parameters(model);
     dskv_describe_model_name(model_dir, name, sizeof name);
+    describe_positions(model, max_model_len, positions, sizeof positions);
     int most = model->n_heads < DSKV_MAX_RANKS ? model->n_heads : DSKV_MAX_RANKS;
     snprintf(text, room,
              "%s: %s, %.1f million parameters (%.1f MB of %s), %d layers of width %d, %d query and %d KV heads of %d, "
-             "vocabulary %d, context %d\nranks: 1 to %d",
+             "vocabulary %d, context %d\npositions: %s\nranks: 1 to %d",
              name, model->family, (double)n / 1e6, (double)n * (double)dskv_dtype_bytes(model->stored_dtype) / 1e6,
              dskv_dtype_name(model->stored_dtype), model->n_layers, model->width, model->n_heads, model->n_kv_heads,
-             model->head_dim, model->vocab, model->max_context, most);
+             model->head_dim, model->vocab, model->max_context, positions, most);
 }

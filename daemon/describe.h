@@ -13,7 +13,9 @@ void dskv_describe_server(const struct dskv_engine_info *engine, const char *mod
 void dskv_describe_model_name(const char *model_dir, char *name, size_t room);
 /* Parameters of a model, counted from its shape. */
 int64_t dskv_describe_parameters(const struct dskv_model *model);
-/* A model in one or two lines for --check: what it is, its size, how many ranks can serve it. */
-void dskv_describe_model(const struct dskv_model *model, const char *model_dir, char *text, size_t room);
+/* A model in some lines for --check: what it is, its size, its positions when so many are served, how many ranks can
+ * serve it. */
+void dskv_describe_model(const struct dskv_model *model, int32_t max_model_len, const char *model_dir, char *text,
+                         size_t room);
 
 #endif

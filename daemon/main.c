@@ -36,6 +36,7 @@ static enum dskv_exit fail(enum dskv_exit code, int rank, const struct dskv_erro
 static enum dskv_exit run_alone(const struct dskv_config *config, struct dskv_error *error)
 {
     struct dskv_model model;
+    int32_t max_model_len = config->max_model_len;
     char text[512];
     enum dskv_exit code;
     switch (config->command) {
@@ -43,10 +44,10 @@ static enum dskv_exit run_alone(const struct dskv_config *config, struct dskv_er
     case DSKV_PRINT_VERSION: puts("dskvd " DSKV_VERSION); break;
     case DSKV_PRINT_CONFIG: dskv_config_print(config); break;
     default:
-        code = dskv_model_check(config->model, &model, error);
+        code = dskv_model_check(config->model, &max_model_len, &model, error);
         if (code)
             return fail(code, 0, error);
-        dskv_describe_model(&model, config->model, text, sizeof text);
+        dskv_describe_model(&model, max_model_len, config->model, text, sizeof text);
         puts(text);
     }
     if (fflush(stdout))

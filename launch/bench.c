@@ -46,10 +46,11 @@ static enum dskv_exit open_source(const struct dskv_bench_options *options, stru
                                   struct dskv_error *error)
 {
     struct dskv_model model = {0};
+    int32_t max_model_len = 0;
     enum dskv_exit code;
     if (options->model) {
         source->directory = options->model;
-        code = dskv_model_check(options->model, &model, error);
+        code = dskv_model_check(options->model, &max_model_len, &model, error);
     } else {
         const struct dskv_bench_shape *shape = dskv_bench_shape_find(options->shape, NULL);
         model = shaped_model(shape);

@@ -38,9 +38,6 @@ static enum dskv_exit check_options(const struct dskv_engine_options *options, c
         return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--tensor-parallel is %d, but %d rank%s started",
                               (int)options->tensor_parallel, (int)info->n_ranks,
                               info->n_ranks == 1 ? " was" : "s were");
-    if (info->max_model_len < 1 || info->max_model_len > info->model.max_context)
-        return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--max-model-len is %d, but the model's context is %d",
-                              (int)info->max_model_len, (int)info->model.max_context);
     if (info->max_batch_tokens < 1 || info->max_sequences < 1 ||
         (int64_t)info->max_batch_tokens + info->max_sequences > DSKV_MAX_STEP_ROWS)
         return dskv_fail_exit(
@@ -62,7 +59,7 @@ static int32_t or_default(int32_t value, int32_t otherwise)
 static void fill_info(const struct dskv_engine_options *options, struct dskv_engine_info *info)
 {
     info->n_ranks = dskv_job_n_ranks();
-    info->max_model_len = or_default(options->max_model_len, info->model.max_context);
+    info->max_model_len = options->max_model_len;
     info->max_batch_tokens = or_default(options->max_batch_tokens, DEFAULT_BATCH_TOKENS);
     info->max_sequences = or_default(options->max_sequences, DEFAULT_SEQUENCES);
     info->block_tokens = or_default(options->block_tokens, DEFAULT_BLOCK_TOKENS);
@@ -106,6 +103,7 @@ static enum dskv_exit open_model(struct dskv_engine *engine, const struct dskv_e
         return code;
     fill_info(options, info);
     if (!(code = check_options(options, info, error)) &&
+        !(code = dskv_model_limit(&info->model, &info->max_model_len, error)) &&
         !(code = dskv_shard_of(&info->model, dskv_job_rank(), info->n_ranks, &engine->shard, error)))
         code = open_device(engine, options, error);
     if (code)

@@ -176,7 +176,19 @@ enum dskv_exit dskv_model_read(const char *model_dir, int dummy, struct dskv_mod
     return dummy ? dskv_fingerprint_of(model, NULL, error) : read_files(model_dir, model, error);
 }
 
-enum dskv_exit dskv_model_check(const char *model_dir, struct dskv_model *model, struct dskv_error *error)
+enum dskv_exit dskv_model_limit(const struct dskv_model *model, int32_t *max_model_len, struct dskv_error *error)
 {
-    return dskv_model_read(model_dir, 0, model, error);
+    if (*max_model_len == 0)
+        *max_model_len = model->max_context;
+    if (*max_model_len >= 1 && *max_model_len <= model->max_context)
+        return DSKV_EXIT_OK;
+    return dskv_fail_exit(error, DSKV_EXIT_USAGE, "--max-model-len is %d, but the model's context is %d",
+                          (int)*max_model_len, (int)model->max_context);
+}
+
+enum dskv_exit dskv_model_check(const char *model_dir, int32_t *max_model_len, struct dskv_model *model,
+                                struct dskv_error *error)
+{
+    enum dskv_exit code = dskv_model_read(model_dir, 0, model, error);
+    return code ? code : dskv_model_limit(model, max_model_len, error);
 }

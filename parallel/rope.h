@@ -13,7 +13,4 @@
 void dskv_rope_fill(const struct dskv_model *model, int32_t max_model_len, int32_t first, int32_t n, float *cosines,
                     float *sines);
 
-/* 0 where the table does not depend on max_model_len; else a length, equal where two max_model_len share a table. */
-int32_t dskv_rope_length(const struct dskv_model *model, int32_t max_model_len);
-
 #endif

@@ -46,6 +46,8 @@ struct dskv_weights_options {
  * and sizes are made here, before a weight is read.  DSKV_EXIT_MODEL with a sentence that names the file.  With dummy,
  * only config.json is read.  (Public twin without dummy: dskv_model_check in parallel/engine.h.) */
 enum dskv_exit dskv_model_read(const char *model_dir, int dummy, struct dskv_model *model, struct dskv_error *error);
+/* The option --max-model-len, whose 0 becomes the model's context.  DSKV_EXIT_USAGE where the context is less. */
+enum dskv_exit dskv_model_limit(const struct dskv_model *model, int32_t *max_model_len, struct dskv_error *error);
 
 /* Reads this rank's part and logs progress (rank 0).  DSKV_EXIT_MODEL, DSKV_EXIT_MEMORY. */
 enum dskv_exit dskv_weights_open(struct dskv_device *device, const struct dskv_model *model,

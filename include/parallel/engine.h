@@ -57,8 +57,10 @@ void dskv_parallel_abort(enum dskv_exit code) __attribute__((noreturn));
 /* Largest of every rank's exit code, agreed by all: one rank's failed start stops all, rank 0 prints its sentence. */
 enum dskv_exit dskv_parallel_agree(enum dskv_exit code, struct dskv_error *error);
 
-/* Reads config.json and the headers of all weight files and checks all that can be checked without weights; no MPI. */
-enum dskv_exit dskv_model_check(const char *model_dir, struct dskv_model *model, struct dskv_error *error);
+/* Reads config.json and the headers of all weight files and checks all that can be checked without weights; no MPI.
+ * max_model_len: what is to be served, 0: the model's context, which then comes back.  DSKV_EXIT_MODEL, _USAGE. */
+enum dskv_exit dskv_model_check(const char *model_dir, int32_t *max_model_len, struct dskv_model *model,
+                                struct dskv_error *error);
 
 /* Collective.  On failure every rank returns the same code and rank 0 has the sentence of the first rank that failed.
  */

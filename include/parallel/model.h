@@ -69,6 +69,12 @@ struct dskv_model {
                                      also over the length that fixes its rotary table, if one does */
 };
 
+/* The length of sequences whose rotary positions all sequences get: one table serves them all.  0: positions do not
+ * depend on a length.  Equal where two max_model_len share a table. */
+int32_t dskv_rope_length(const struct dskv_model *model, int32_t max_model_len);
+/* As config.json names it: "yarn"; "default" where nothing is stretched. */
+const char *dskv_rope_stretch_name(enum dskv_rope_stretch kind);
+
 /* A rank's part.  Query heads are split contiguously, as evenly as they go; a rank holds every KV head that its heads
  * use, and exports those that no lower rank holds; MLP columns and vocabulary are split in units of DSKV_SPLIT_UNIT. */
 struct dskv_shard {

@@ -22,6 +22,14 @@ static const struct {
     {"su", DSKV_ROPE_LONGROPE}, /* its first name */
 };
 
+const char *dskv_rope_stretch_name(enum dskv_rope_stretch kind)
+{
+    size_t i = 0;
+    while (stretches[i].kind != kind)
+        i++;
+    return stretches[i].type;
+}
+
 /* ---- values -------------------------------------------------------------------------------------- */
 
 /* A number above 0. */

@@ -11,6 +11,7 @@ import dskv
 from support.daemon import MODELS, Daemon, environment_options, run
 
 ATLAS = MODELS / "atlas-gpt2"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 
 
 def refused(result, code, *words):
@@ -62,6 +63,26 @@ def test_check_good_model():
     result = run(["--check", "--model", ATLAS], env=NO_MPIRUN)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("atlas-gpt2: gpt2, ") and "ranks: 1 to " in result.stdout
+    assert "positions: 1024, learned\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "model, served, positions",
+    [
+        ("llama-yarn-f32", None, "256, rotary, stretched by 4 (yarn)"),
+        ("llama-dynamic-f32", 100, "100, rotary, stretched by 4 (dynamic), for all as in sequences of 100 tokens"),
+        ("llama-longrope-f32", 20, "20, rotary, stretched by 8 (longrope), for all as in sequences of 32 tokens"),
+    ],
+)
+def test_check_says_how_positions_are_stretched(model, served, positions):
+    options = ["--max-model-len", str(served)] if served else []
+    result = run(["--check", "--model", GOLDEN / model, *options], env=NO_MPIRUN)
+    assert result.returncode == 0, result.stderr
+    assert f"positions: {positions}\n" in result.stdout
+
+
+def test_check_length():
+    refused(run(["--check", "--model", ATLAS, "--max-model-len", "1025"], env=NO_MPIRUN), 2, "1025", "context is 1024")
 
 
 def test_check_truncated_weights(copy):
