@@ -7,10 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
-    const char *name;
-    enum dskv_activation kind;
-} activations[] = {
+static const struct dskv_named activations[] = {
     {"gelu_new", DSKV_GELU_TANH},   {"gelu_pytorch_tanh", DSKV_GELU_TANH},
     {"gelu_fast", DSKV_GELU_TANH},  {"gelu", DSKV_GELU_ERF},
     {"gelu_python", DSKV_GELU_ERF}, {"silu", DSKV_SILU},
@@ -95,20 +92,25 @@ const char *dskv_reader_string(struct dskv_reader *reader, const char *key)
     return NULL;
 }
 
+int dskv_reader_choose(struct dskv_reader *reader, const char *key, const char *name, const struct dskv_named *names,
+                       size_t n_names)
+{
+    char known[128] = "";
+    for (size_t i = 0; i < n_names; i++) {
+        if (strcmp(name, names[i].name) == 0)
+            return names[i].value;
+        size_t n = strlen(known);
+        snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", names[i].name);
+    }
+    dskv_reader_fail(reader, "%s \"%.32s\" is not known; known are %s", key, name, known);
+    return names[0].value;
+}
+
 enum dskv_activation dskv_reader_activation(struct dskv_reader *reader, const char *key, const char *fallback)
 {
     const char *name = dskv_reader_string(reader, key);
-    if (!name)
-        name = fallback;
-    char known[128] = "";
-    for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++) {
-        if (strcmp(name, activations[i].name) == 0)
-            return activations[i].kind;
-        size_t n = strlen(known);
-        snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", activations[i].name);
-    }
-    dskv_reader_fail(reader, "%s \"%.32s\" is not known; known are %s", key, name, known);
-    return DSKV_GELU_TANH;
+    return (enum dskv_activation)dskv_reader_choose(reader, key, name ? name : fallback, activations,
+                                                    sizeof activations / sizeof *activations);
 }
 
 void dskv_reader_refuse(struct dskv_reader *reader, const char *key)

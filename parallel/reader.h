@@ -31,6 +31,13 @@ double dskv_reader_number_of(struct dskv_reader *reader, const char *key, const 
                              double fallback);
 /* Null when absent or null. */
 const char *dskv_reader_string(struct dskv_reader *reader, const char *key);
+/* What a name means; `key` is where it was found, for a sentence that tells all known ones. */
+struct dskv_named {
+    const char *name;
+    int value;
+};
+int dskv_reader_choose(struct dskv_reader *reader, const char *key, const char *name, const struct dskv_named *names,
+                       size_t n_names);
 /* An activation function by transformers' name. */
 enum dskv_activation dskv_reader_activation(struct dskv_reader *reader, const char *key, const char *fallback);
 /* Refuses any value but absent, null, false, an empty list or an empty object: the option would change the arithmetic.

@@ -13,10 +13,7 @@ struct source {
     const struct dskv_json *parameters;
 };
 
-static const struct {
-    const char *type;
-    enum dskv_rope_stretch kind;
-} stretches[] = {
+static const struct dskv_named stretches[] = {
     {"default", DSKV_ROPE_PLAIN}, {"linear", DSKV_ROPE_LINEAR},   {"llama3", DSKV_ROPE_LLAMA3},
     {"yarn", DSKV_ROPE_YARN},     {"dynamic", DSKV_ROPE_DYNAMIC}, {"longrope", DSKV_ROPE_LONGROPE},
     {"su", DSKV_ROPE_LONGROPE}, /* its first name */
@@ -25,9 +22,9 @@ static const struct {
 const char *dskv_rope_stretch_name(enum dskv_rope_stretch kind)
 {
     size_t i = 0;
-    while (stretches[i].kind != kind)
+    while (stretches[i].value != (int)kind)
         i++;
-    return stretches[i].type;
+    return stretches[i].name;
 }
 
 /* ---- values -------------------------------------------------------------------------------------- */
@@ -227,15 +224,10 @@ static const char *rope_type(const struct source *from)
 
 static enum dskv_rope_stretch stretch_of(const struct source *from, const char *type)
 {
-    char known[128] = "";
-    for (size_t i = 0; i < sizeof stretches / sizeof stretches[0]; i++) {
-        if (strcmp(type, stretches[i].type) == 0)
-            return stretches[i].kind;
-        size_t n = strlen(known);
-        snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", stretches[i].type);
-    }
-    dskv_reader_fail(from->reader, "%s.rope_type \"%.32s\" is not computed; known are %s", from->key, type, known);
-    return DSKV_ROPE_PLAIN;
+    char whole[96];
+    snprintf(whole, sizeof whole, "%s.rope_type", from->key);
+    return (enum dskv_rope_stretch)dskv_reader_choose(from->reader, whole, type, stretches,
+                                                      sizeof stretches / sizeof *stretches);
 }
 
 static void read_parameters(const struct source *from, struct dskv_model *model)

@@ -288,7 +288,7 @@ static void meaningful_options_are_refused(void)
     refuse(LLAMA ", \"sliding_window\": 4096", "sliding_window");
     refuse(LLAMA ", \"rope_interleaved\": true", "rope_interleaved");
     refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": \"spiral\"}",
-           "rope_parameters.rope_type \"spiral\" is not computed; known are default, linear, llama3, yarn, dynamic, "
+           "rope_parameters.rope_type \"spiral\" is not known; known are default, linear, llama3, yarn, dynamic, "
            "longrope, su");
     refuse(LLAMA ", \"rope_parameters\": {\"rope_type\": 1}", "not a string");
     refuse(LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", "per kind of layer");
