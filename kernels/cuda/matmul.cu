@@ -179,17 +179,22 @@ extern "C" void dskv_cuda_matmul_own(struct dskv_device *device, const struct ds
     launched(device, "matmul");
 }
 
-/* The kernel of few rows takes few rows, and up to 64 where it must: of many outputs, it is the fastest there, too. */
+static bool is_long_chain(const struct dskv_cuda *cuda, const struct dskv_weight *w)
+{
+    return w->n < 16 * cuda->n_multiprocessors && w->k >= 2 * w->n;
+}
+
 static bool is_for_stream(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
     bool is_wide = p->w->n > (int64_t)DSKV_CUDA_BATCH_OUTPUTS * cuda->n_multiprocessors;
-    return p->x.rows < (is_wide ? DSKV_CUDA_MANY_ROWS_OF_WIDE : DSKV_CUDA_MANY_ROWS);
+    return p->x.rows < (is_long_chain(cuda, p->w) ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS
+                        : is_wide                 ? DSKV_CUDA_MANY_ROWS_OF_WIDE
+                                                  : DSKV_CUDA_MANY_ROWS);
 }
 
 static bool is_for_batch(const struct dskv_cuda *cuda, const struct dskv_matmul *p)
 {
-    bool is_long_chain = p->w->n < 16 * cuda->n_multiprocessors && p->w->k >= 2 * p->w->n;
-    return p->x.rows >= (is_long_chain ? DSKV_CUDA_BATCH_ROWS_OF_LONG_CHAINS : DSKV_CUDA_BATCH_ROWS);
+    return p->x.rows >= (is_long_chain(cuda, p->w) ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS : DSKV_CUDA_BATCH_ROWS);
 }
 
 extern "C" void dskv_cuda_matmul_exact(struct dskv_device *device, const struct dskv_matmul *p)

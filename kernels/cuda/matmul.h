@@ -8,14 +8,14 @@
 extern "C" {
 #endif
 
-/* From this many rows on cuBLASLt is asked first: below, weights stream at the pace of memory.  Wide: more outputs a
- * multiprocessor than the kernel of batches takes, so that x is no more to read than weights. */
+/* From this many rows on cuBLASLt is asked, unless the kernel of batches serves: below, weights stream at the pace of
+ * memory.  Wide: more outputs a multiprocessor than the kernel of batches takes, so that x is no more to read than
+ * weights.  Long chains: too few outputs for all multiprocessors, and many products each. */
 #define DSKV_CUDA_MANY_ROWS 33
 #define DSKV_CUDA_MANY_ROWS_OF_WIDE 65
-/* From this many rows on the kernel of batches is faster than that of few rows.  Long chains: too few outputs for all
- * multiprocessors, and many products each. */
+#define DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS 9
+/* From this many rows on the kernel of batches is faster than that of few rows; of long chains from the above on. */
 #define DSKV_CUDA_BATCH_ROWS 17
-#define DSKV_CUDA_BATCH_ROWS_OF_LONG_CHAINS 9
 #define DSKV_CUDA_BATCH_OUTPUTS 64 /* a multiprocessor, at most */
 
 /* The fastest of those whose bits are the own kernels'. */

@@ -238,7 +238,7 @@ static int prove(struct dskv_device *device, const struct shape *shape)
     dskv_cuda_fill_wide(device, x, shape->dtype, rows * k, 1);
     dskv_cuda_fill_wide(device, w, shape->dtype, dskv_cuda_padded(n) * k, 2);
     struct dskv_weight weight = {.n = n, .k = shape->k, .dtype = shape->dtype, .data = w};
-    for (; rows; rows = rows == PROOF_ROWS ? DSKV_CUDA_MANY_ROWS : 0) {
+    for (; rows; rows = rows == PROOF_ROWS ? DSKV_CUDA_MANY_ROWS_OF_LONG_CHAINS : 0) {
         struct dskv_tensor columns = {x, shape->dtype, rows, shape->k, k};
         if (!multiply(cuda, shape, n, w, &columns, got, n))
             return 0;
