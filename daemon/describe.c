@@ -83,11 +83,8 @@ static void describe_positions(const struct dskv_model *model, int32_t max_model
 {
     const struct dskv_rope_scaling *scaling = &model->rope_scaling;
     int32_t length = dskv_rope_length(model, max_model_len);
-    size_t n = (size_t)snprintf(text, room, "%d, ", (int)max_model_len);
-    if (model->positions == DSKV_POSITIONS_LEARNED)
-        n += (size_t)snprintf(text + n, room - n, "learned");
-    else
-        n += (size_t)snprintf(text + n, room - n, "rotary");
+    size_t n = (size_t)snprintf(text, room, "%d, %s", (int)max_model_len,
+                                model->positions == DSKV_POSITIONS_LEARNED ? "learned" : "rotary");
     if (scaling->kind != DSKV_ROPE_PLAIN)
         n += (size_t)snprintf(text + n, room - n, ", stretched by %g (%s)", (double)scaling->factor,
                               dskv_rope_stretch_name(scaling->kind));

@@ -28,7 +28,7 @@ static __host__ __device__ int rows_of_box(int rows)
     return (rows + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
 }
 
-template <int OUTPUTS> struct shape {
+template <int OUTPUTS> struct tile_shape {
     enum {
         N_BOXES = OUTPUTS < 56 ? 2 : 1, /* a stage: about 20 KB, so that there are enough of them */
         W_BOX_BYTES = OUTPUTS * BOX_ROW_BYTES,
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_tile(const float (*c)[4], const ring_layou
 template <typename T, int OUTPUTS>
 __device__ __forceinline__ void consume(const ring &r, const ring_layout &layout, float (*c)[4])
 {
-    using S = shape<OUTPUTS>;
+    using S = tile_shape<OUTPUTS>;
     const int n_k_boxes = (int)kept(layout.n_k_boxes), x_box = (int)kept(r.x_bytes / S::N_BOXES >> 4),
               lane = (int)threadIdx.x % 32;
     stage_of_ring stage(r, 0);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                         const float *bias, T *y, const ring_layout layout)
 {
 #if !defined(__CUDA_ARCH__) || defined(DSKV_HAS_WGMMA)
-    using S = shape<OUTPUTS>;
+    using S = tile_shape<OUTPUTS>;
     extern __shared__ __align__(1024) unsigned char stages[];
     __shared__ uint64_t barriers[MAX_STAGES * BARRIERS_BYTES / sizeof(uint64_t)];
     int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32; /* one for all lanes */
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <typename T, int OUTPUTS, ending ENDING>
 static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enum dskv_activation activation)
 {
-    using S = shape<OUTPUTS>;
+    using S = tile_shape<OUTPUTS>;
     const int x_rows = rows_of_box((int)p->x.rows);
     ring_layout layout = {};
     layout.n = p->w->n;
@@ -163,11 +163,17 @@ static cudaError_t launch(struct dskv_cuda *cuda, const struct dskv_matmul *p, e
     return cudaSuccess;
 }
 
-/* Calls f with the narrowest tile by which each multiprocessor has one at most. */
-template <typename F> static cudaError_t with_outputs(const struct dskv_cuda *cuda, int64_t n, F f)
+/* The narrowest tile by which each multiprocessor has one at most. */
+static int outputs_of_tile(const struct dskv_cuda *cuda, int64_t n)
 {
-    int64_t each = (n + cuda->n_multiprocessors - 1) / cuda->n_multiprocessors;
-    switch (std::max((each + TILE_STEP - 1) / TILE_STEP * TILE_STEP, (int64_t)MIN_OUTPUTS)) {
+    int each = (int)((n + cuda->n_multiprocessors - 1) / cuda->n_multiprocessors);
+    return std::max((each + TILE_STEP - 1) / TILE_STEP * TILE_STEP, (int)MIN_OUTPUTS);
+}
+
+/* Calls f with the outputs of a tile. */
+template <typename F> static cudaError_t with_outputs(int outputs, F f)
+{
+    switch (outputs) {
     case 16: return f(std::integral_constant<int, 16>());
     case 24: return f(std::integral_constant<int, 24>());
     case 32: return f(std::integral_constant<int, 32>());
@@ -184,10 +190,8 @@ template <typename T, ending ENDING> static bool allow(void)
         return cudaFuncSetAttribute(batch_matmul_kernel<T, decltype(outputs)::value, ENDING>,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     };
-    struct dskv_cuda one = {};
-    one.n_multiprocessors = 1;
-    for (int64_t outputs = MIN_OUTPUTS; outputs <= MAX_OUTPUTS; outputs += TILE_STEP)
-        if (with_outputs(&one, outputs, allow_outputs) != cudaSuccess)
+    for (int outputs = MIN_OUTPUTS; outputs <= MAX_OUTPUTS; outputs += TILE_STEP)
+        if (with_outputs(outputs, allow_outputs) != cudaSuccess)
             return false;
     return true;
 }
@@ -209,7 +213,7 @@ static int launch_batch(struct dskv_cuda *cuda, const struct dskv_matmul *p, enu
 {
     if (!fits(cuda, p))
         return 0;
-    cudaError_t error = with_outputs(cuda, p->w->n, [&](auto outputs) {
+    cudaError_t error = with_outputs(outputs_of_tile(cuda, p->w->n), [&](auto outputs) {
         constexpr int OUTPUTS = decltype(outputs)::value;
         return p->w->dtype == DSKV_F16 ? launch<__half, OUTPUTS, ENDING>(cuda, p, activation)
                                        : launch<__nv_bfloat16, OUTPUTS, ENDING>(cuda, p, activation);
